@@ -152,7 +152,7 @@ class LogLines(logging.Handler):
         tell("\n    ".join(map(one_line, self.format(record).split("\n"))))
 
 
-def _is_no_limit(record: logging.LogRecord) -> bool:
+def _is_for_users(record: logging.LogRecord) -> bool:
     """Leaves out why the graph makes no further pass: the row says it too."""
     return record.name != "agentic_iqa_local.graph" or record.levelno >= logging.ERROR
 
@@ -162,7 +162,7 @@ def start_logging(verbosity: int) -> None:
     handler = LogLines()
     handler.addFilter(name_picture)
     if not verbosity:
-        handler.addFilter(_is_no_limit)
+        handler.addFilter(_is_for_users)
     logging.basicConfig(
         level=logging.WARNING, handlers=[handler], format="%(levelname)s %(picture)s%(message)s"
     )

@@ -57,7 +57,7 @@ def nothing_measured(_: ExecutorOutput) -> dict[str, Any]:
     return {"tool_logs": [], "selected_tools": None}
 
 
-FAULTS: dict[str, Callable[[ExecutorOutput], dict[str, Any]]] = {
+FAULTS: dict[str | None, Callable[[ExecutorOutput], dict[str, Any]]] = {
     "wrong score of a tool": wrong_score,
     "no tool has run": nothing_measured,
     "distortions missed": missed_distortions,
@@ -90,18 +90,17 @@ def rows(pictures: list[dict[str, str]], folder: Path, services: Services) -> It
     graph.executor_node = executor
     for picture in pictures:
         for name in (None, *FAULTS):
-            executor.fault = FAULTS[name] if name else None
+            executor.fault, executor.planted = FAULTS.get(name), name is None
             for limit in LIMITS:
                 row = assess(
                     folder / picture["image"], services=services, max_replan_iterations=limit
                 )
-                planted = executor.planted or name is None
                 tokens = row.tokens.prefilled + row.tokens.decoded if row.tokens else 0
                 yield {
                     "image": picture["image"],
                     "mos": float(picture["mos"]),
                     "fault": name,
-                    "planted": planted,
+                    "planted": executor.planted,
                     "limit": limit,
                     "q": row.q,
                     "noticed": bool(row.replan_history),
@@ -115,8 +114,7 @@ def table(found: list[dict]) -> Iterator[str]:
     yield "| fault | n | noticed | recovered at limit 0 | 2 | mean error at 0 | 2 | additional tokens |"
     yield "|---|---|---|---|---|---|---|---|"
     for name in (None, *FAULTS):
-        images = [row["image"] for row in found if row["fault"] == name and row["planted"]]
-        images = sorted(set(images))
+        images = sorted({row["image"] for row in found if row["fault"] == name and row["planted"]})
         sound = [known[image, None, 0] for image in images]
         without, with_one = [[known[image, name, limit] for image in images] for limit in LIMITS]
         cells = [f"{np.mean([row['noticed'] for row in with_one]):.0%}"]

@@ -12,7 +12,6 @@ takes about two hours on two cores.
 
 import argparse
 import csv
-import datetime
 import json
 import os
 import shutil
@@ -142,12 +141,11 @@ def questions_run(code: Path, folders: Sequence[Path], work: Path) -> Path:
     return study(code, made / "manifest.csv", QUESTIONS, work / "run_questions")
 
 
-def said_of(questions: Path) -> str:
+def said_of(questions: Path, date: str) -> str:
     """What the sets of answers are calibrated on."""
     lines = (questions / "rows.jsonl").read_text(encoding="utf-8").splitlines()
     pictures = {json.loads(line)["sha256"] for line in lines}
-    today = datetime.date.today().isoformat()
-    return f"synthetic distortions, {len(pictures)} pictures, {len(lines)} questions, {today}"
+    return f"synthetic distortions, {len(pictures)} pictures, {len(lines)} questions, {date}"
 
 
 def write_fit(people_runs: Sequence[Path], synthetic: Sequence[Path], questions: Path) -> Fit:
@@ -164,7 +162,7 @@ def write_fit(people_runs: Sequence[Path], synthetic: Sequence[Path], questions:
         temperature=by_people.temperature,
     )
     assert everything.intervals is not None
-    said = said_of(questions)
+    said = said_of(questions, everything.intervals.date)
     answers = tuple(revised(part, calibrated_on=said) for part in everything.intervals.questions)
     intervals = revised(everything.intervals, source=SOURCE, questions=answers)
     about = {"objective": "temperature", "before": by_people.before, "after": by_people.after}

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from agentic_iqa_local.files import FileError, open_regular
+from agentic_iqa_local.files import FileError, open_regular, read_yaml
 from agentic_iqa_local.studies.datasets.reader import Cells, DatasetReader, lines_of
 from agentic_iqa_local.studies.datasets.types import (
     MOST,
@@ -26,7 +24,7 @@ Rows = Iterator[tuple[str, Cells]]  # where each stands, and its cells
 def _declared() -> Iterator[Layout]:
     """The data sets of sets.yaml."""
     file = Path(__file__).with_name("sets.yaml")
-    declared: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    declared: dict[str, Any] = read_yaml(file)
     for key, told in declared.items():
         yield Layout(DatasetInfo(key=key, **told.pop("info")), **told)
 
