@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from conftest import EMBEDDED
+from published import MODELS, config_of, on_meta
 
 from agentic_iqa_local.config import ModelSettings
 from agentic_iqa_local.vlm_client import vllm_client
@@ -39,6 +40,33 @@ def on_a_card(monkeypatch):
     monkeypatch.setattr(platforms, "_current_platform", card)
     configured = Mock(side_effect=lambda config, _: SimpleNamespace(config=config))
     monkeypatch.setattr(vllm_client, "Engine", configured)
+
+
+@pytest.fixture
+def folder_of(tmp_path):
+    """`folder_of(name)`: the published configuration of a set-up beside the embedded model's tokenizer and processor."""
+
+    def made(name):
+        for file in EMBEDDED.iterdir():
+            (tmp_path / file.name).symlink_to(file)
+        config = config_of(name)
+        config.architectures = [type(on_meta(name)).__name__]
+        (tmp_path / "config.json").unlink()
+        config.save_pretrained(tmp_path)
+        return tmp_path
+
+    return made
+
+
+@pytest.mark.parametrize("name", ["Qwen2.5-VL-7B-Instruct", "Qwen3-VL-8B-Instruct"])
+def test_vllm_takes_the_shipped_models_on_a_card(name, on_a_card, folder_of):
+    """vLLM's own configuration for CUDA finds its class, and the layers and heads of the published configuration."""
+    model = ModelSettings(path=str(folder_of(name)))
+    config = VllmClient(name, model, "cuda:0").engine.config
+    text = config_of(name).get_text_config()
+    assert config.model_config.architectures == [f"{MODELS[name][1]}ForConditionalGeneration"]
+    assert config.model_config.get_num_layers(config.parallel_config) == text.num_hidden_layers
+    assert config.model_config.get_total_num_kv_heads() == text.num_key_value_heads
 
 
 def test_vllm_takes_our_arguments_on_a_card(on_a_card, monkeypatch):
