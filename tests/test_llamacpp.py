@@ -157,6 +157,21 @@ def test_a_letter_beyond_the_likeliest_tokens_is_read(ours, pictures, theirs, mo
     assert session._logprobs(rendered, rare).keys() >= set(rare)
 
 
+def test_letters_are_read_where_half_a_character_is_likeliest(ours, client, pictures):
+    """llama.cpp gives no log-probabilities when it samples the first byte of a longer character."""
+    (half,) = client.tokenizer.convert_tokens_to_ids(["Ã"])
+    session = ours.open(pictures[:1])
+    rendered, ids = ours.renderer.letters(SCORING, 1, ANSWER_PREFIX, LETTERS)
+    tokens = list(ids.values())
+    with pytest.raises(VLMError, match="got 0 different ones"):
+        session.most_likely(rendered, tokens, sampled=half)
+    given = session.most_likely(rendered, [half, *tokens], sampled=tokens[0])
+    other = session.most_likely(rendered, [half, *tokens], sampled=tokens[-1])
+    assert [given[token] for token in tokens] == pytest.approx(
+        [other[token] for token in tokens], abs=FLOAT
+    )
+
+
 @pytest.mark.parametrize("guidance", [True, False])
 def test_greedy_answers_equal_those_of_transformers(ours, client, pictures, guidance):
     """With llguidance to the token; by llama.cpp's own JSON grammar they keep to the schema."""

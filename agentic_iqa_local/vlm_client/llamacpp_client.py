@@ -29,6 +29,9 @@ from agentic_iqa_local.vlm_client.model_folder import find_gguf
 from agentic_iqa_local.vlm_client.rendering import Rendered, Renderer
 
 MOST_LIKELY = 200  # tokens that are asked for first; many more where a letter is not among them
+# Added to the logit of the token that shall be sampled. llama.cpp gives no log-probabilities where
+# the first byte of a longer character is sampled; what it gives does not depend on the sampling.
+SAMPLED = 1000.0
 # What llama.cpp calls formats that are not quantised
 FORMATS = {"all F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # llama.cpp puts these around a picture of Qwen's models by itself
@@ -216,14 +219,15 @@ class LlamaCppSession(VLMSession):
         return completion.content
 
     def _logprobs(self, rendered: Rendered, tokens: list[int]) -> Mapping[int, float]:
-        return self.most_likely(rendered, tokens, temperature=0.0)
+        return self.most_likely(rendered, tokens, sampled=tokens[0])
 
     def most_likely(
-        self, rendered: Rendered, tokens: list[int], **options: Any
+        self, rendered: Rendered, tokens: list[int], *, sampled: int, temperature: float = 0.0
     ) -> Mapping[int, float]:
         """The log-probabilities of the most likely tokens right after `rendered`, of so many that
-        `tokens` are among them. Raises VLMError."""
+        `tokens` are among them, as they are read where the token `sampled` is. Raises VLMError."""
         every = self.client.vocabulary
+        options = {"temperature": temperature, "logit_bias": [[sampled, SAMPLED]]}
         for count in (MOST_LIKELY, 50 * MOST_LIKELY):
             if count < every:
                 given = self._first(rendered, count, **options)

@@ -106,11 +106,11 @@ def _apart(client: Any, picture: Image.Image) -> Iterator[float]:
     session, turned = client.open([picture]), client.open([picture])
     turned.exif = Image.Exif()
     turned.exif[ORIENTATION] = TURNED
-    first = _letters(session, temperature=0.0)
+    first = _letters(session)
     others = {
-        "a second time": _letters(session, temperature=0.0),
-        "with another sampling": _letters(session, temperature=2.0, logit_bias=[[0, 5.0]]),
-        "of the picture with EXIF data": _letters(turned, temperature=0.0),
+        "a second time": _letters(session),
+        "with another sampling": _letters(session, sampled=-1, temperature=2.0),
+        "of the picture with EXIF data": _letters(turned),
     }
     for when, letters in others.items():
         apart = max(abs(letters[letter] - first[letter]) for letter in LETTERS)
@@ -121,11 +121,13 @@ def _apart(client: Any, picture: Image.Image) -> Iterator[float]:
         yield apart
 
 
-def _letters(session: Any, **sampling: Any) -> dict[str, float]:
-    """The letters' log-probabilities as they are read with a `sampling`."""
+def _letters(session: Any, sampled: int = 0, temperature: float = 0.0) -> dict[str, float]:
+    """The letters' log-probabilities as they are read where the one of this index is sampled."""
     client = session.client
     rendered, ids = client.renderer.letters(PROMPT, 1, PREFIX, LETTERS)
-    logprobs = session.most_likely(rendered, list(ids.values()), **sampling)
+    tokens = list(ids.values())
+    how = {"sampled": tokens[sampled], "temperature": temperature}
+    logprobs = session.most_likely(rendered, tokens, **how)
     return LetterRead.of(client.label, logprobs, ids).logprobs
 
 
