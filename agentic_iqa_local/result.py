@@ -79,12 +79,14 @@ class Condition(BaseModel):
 
 
 class NamedEye(BaseModel):
-    """The eye that an assessment was made with: its folder's name, the SHA-256 of its numbers, and
-    how many ratings it was learned from."""
+    """The eye that an assessment was made with: its folder's name, the SHA-256 of its numbers, how
+    many ratings it was learned from, and whether it was written although nothing showed that it
+    helps."""
 
     name: str
     sha256: str
     ratings: int
+    forced: bool = False
 
 
 class Interval(BaseModel):

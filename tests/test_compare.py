@@ -101,6 +101,25 @@ def test_every_command_is_named_and_has_its_help(name, capsys):
     assert len(capsys.readouterr().out.splitlines()) <= 60
 
 
+def test_the_help_of_study_lists_its_commands_alone(capsys):
+    assert main(["study", "--help"]) == 0
+    listed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert listed
+    assert all(line.startswith("  study ") for line in listed)
+
+
+def test_an_eye_is_not_learned_with_an_eye_and_help_says_what_is_typed(capsys):
+    for command in ("learn", "rate"):
+        with pytest.raises(SystemExit):
+            main([command, "x", "--out", "y", "--eye", "z"])
+        assert "unknown option --eye" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["learn", "--help"])
+    told = capsys.readouterr().out
+    assert "--scale LOW HIGH" in told
+    assert "--out DIR" in told
+
+
 def test_a_reader_that_goes_away_ends_a_list_without_a_word():
     line = f"{shlex.quote(sys.executable)} -m agentic_iqa_local tools --cpu | head -n 1"
     env = ENVIRONMENT | {"PYTHONPATH": str(ROOT)}

@@ -1,15 +1,17 @@
 """Eyes: what is learned of ratings made by rule, when nothing is, and what an eye says of other pictures."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
 from agentic_iqa_local import IQA
+from agentic_iqa_local.cli.learn import refusal
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.eye import CARD, NUMBERS, local_nr_hash, read_eye, write_eye
-from agentic_iqa_local.judgement.learning import LearningError, Rated, learned
+from agentic_iqa_local.judgement.learning import LearningError, Proof, Rated, learned
 from agentic_iqa_local.output.report import account
 
 ABOUT = {
@@ -151,7 +153,7 @@ def test_a_spoilt_eye_is_one_sentence(stored, spoil, said):
 # In an assessment
 
 
-def eye_that_says(level: float, rated: float, folder):
+def eye_that_says(level: float, rated: float, folder, *, forced: bool = False):
     """An eye that gives every picture this level; its rated picture has `rated` in every statistic."""
     from safetensors.numpy import save
 
@@ -172,6 +174,7 @@ def eye_that_says(level: float, rated: float, folder):
         errors=tuple(np.linspace(-0.5, 0.5, 101)),
         voters=("YourEye",),
         farthest=1e4,
+        forced=forced,
     )
     arrays = {
         "mean": np.zeros(width),
@@ -187,7 +190,7 @@ def eye_that_says(level: float, rated: float, folder):
 
 @pytest.mark.parametrize("pipeline", ["agent", "letters"])
 def test_the_eye_alone_votes_where_it_is_clearly_better(tmp_path, photo_path, pipeline):
-    eye = eye_that_says(1.5, 0.0, tmp_path / "eye")
+    eye = eye_that_says(1.5, 0.0, tmp_path / "eye", forced=pipeline == "agent")
     with IQA(cpu=True, pipeline=pipeline, eye=str(eye)) as iqa:
         row = iqa.assess(photo_path)
     assert row.fusion.voters == ["YourEye"]
@@ -195,6 +198,8 @@ def test_the_eye_alone_votes_where_it_is_clearly_better(tmp_path, photo_path, pi
     assert row.interval.calibrated_on.startswith("your ratings")
     assert row.interval.width == pytest.approx(0.9, abs=0.1)  # 90 % of errors from −.5 to .5
     assert (row.eye.name, row.eye.ratings) == ("eye", 60)
+    assert row.eye.forced == (pipeline == "agent")
+    assert row.eye.forced == ("written with --force" in account(row))
     if pipeline == "agent":  # LocalNR, which found distortions, has no vote
         assert "from 60 ratings of yours YourEye says" in " ".join(account(row).split())
 
@@ -207,3 +212,14 @@ def test_a_picture_unlike_the_rated_ones_keeps_its_q(tmp_path, photo_path):
         row = iqa.assess(photo_path)
     assert row.q == before.q
     assert any("unlike those that YourEye was learned from" in line for line in row.warnings)
+
+
+@pytest.mark.parametrize(
+    ("proof", "said"),
+    [(Proof(0.62, 0.95), "that it helps (probability 62.0%"), (Proof(0.95, 0.7), "follows your ratings at all (probability 70.0%")],
+)  # fmt: skip
+def test_a_refusal_names_what_is_not_sure_and_what_to_do(proof, said):
+    told = refusal(proof, Path("my_eye"))
+    assert said in told
+    assert "Nothing was written to my_eye" in told
+    assert "type the same command again" in told

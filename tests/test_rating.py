@@ -182,7 +182,10 @@ def step(ratings, srcc, holds=True):
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
-        ([step(10, 0.5, False)], "nothing ranks your pictures better than q yet"),
+        (
+            [step(10, 0.5, False)],
+            "it is not sure yet that an eye orders your pictures better than q",
+        ),
         ([step(10, 0.5), step(20, 0.6)], "still make it better"),
         ([step(10, 0.5), step(30, 0.7), step(50, 0.705)], "change little now"),
         ([step(10, 0.5), step(30, 0.6), step(50, 0.65)], "still make it better"),

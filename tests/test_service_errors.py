@@ -35,7 +35,8 @@ def problem(answer):
     """The error of an answer, in the one form."""
     told = answer.json()
     assert set(told) == {"error"}
-    assert set(told["error"]) == {"code", "message", "remedy"}
+    assert {"code", "message"} <= set(told["error"]) <= {"code", "message", "remedy"}
+    assert all(told["error"].values()), "a field that says nothing"
     assert answer.headers["content-security-policy"]
     assert MARK not in answer.text
     return told["error"]
@@ -164,3 +165,6 @@ def test_openapi_describes_bodies_and_errors(client):
     for operations in told["paths"].values():
         for operation in operations.values():
             assert {"4XX", "5XX"} <= set(operation["responses"])
+    fault = told["components"]["schemas"]["Fault"]
+    assert fault["required"] == ["code", "message"]
+    assert fault["properties"]["remedy"]["type"] == "string"

@@ -249,6 +249,17 @@ def test_what_has_seen_the_set_is_marked_and_left_out_of_means():
     assert row["mean"] == pytest.approx((row["tid2013"] + row["kadid10k"]) / 2)
 
 
+@pytest.mark.parametrize(("tools", "sets"), [(("LocalNR",), "kadid10k, clive"), (("PSNR",), None)])
+def test_a_manifest_of_an_unknown_set_is_told_what_may_have_been_seen(tools, sets):
+    """LocalNR learned from LIVE in the Wild (clive), its targets and the maps from KADID-10k; PSNR from nothing, and
+    the map of PSNR is left out."""
+    run = make_run("manifest", name="a", notice="small") | {"maps": {}}
+    run["model"]["notice"] = None
+    notes = " ".join(analysed(make_rows(24, tools=tools), run, draws=10).notes)
+    assert (f"learned from {sets}, or is fitted to it" in notes) == bool(sets)
+    assert ("--part-of" in notes) == bool(sets)
+
+
 # Files
 
 

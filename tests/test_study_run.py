@@ -172,6 +172,19 @@ def test_a_told_range_is_kept_with_the_run_and_can_be_told_later(tmp_path, servi
         assert (run.dataset.low, run.dataset.high, len(rows)) == (*known, 1)
 
 
+@pytest.mark.usefixtures("no_inference")
+def test_the_set_of_a_manifest_can_be_told_later(tmp_path, services, picture):
+    shutil.copy(picture, tmp_path / "0.png")
+    (tmp_path / "scores.csv").write_text("image,mos\n0.png,30\n")
+    runs = [{}, {"part_of": "clive"}, {}, {"mos_range": (0, 50)}]
+    expected = [("manifest", None), ("clive", 100), ("clive", 100), ("clive", 50)]
+    for told, known in zip(runs, expected, strict=True):
+        dataset = load_dataset(tmp_path / "scores.csv", **told)
+        list(study_here(dataset, services, Plan(), tmp_path / "run"))
+        run, rows = read_run(tmp_path / "run")
+        assert (run.dataset.key, run.dataset.high, len(rows)) == (*known, 1)
+
+
 def test_a_limit_draws_the_same_images_of_a_split(tmp_path, picture):
     lines = ["image,mos,split"]
     for i in range(20):

@@ -22,6 +22,7 @@ from agentic_iqa_local.iqa_tools.eye import CARD, EyeCard, local_nr_hash, write_
 from agentic_iqa_local.judgement.described import Describer, Description, DescriptionError
 from agentic_iqa_local.judgement.learning import (
     HELPED,
+    Proof,
     check_enough,
     learned,
     rated_of,
@@ -58,14 +59,11 @@ def learn(args: argparse.Namespace) -> int:
     )
     say(account(eye.card))
     if not proof.holds and not args.force:
-        say(
-            f"Nothing was written: your {counted(ratings.given, 'rating')} follow q as well as anything"
-            f" learned from them (probability that the eye helps: {proof.helped:.2f}, wanted {HELPED});"
-            f" rate about {MORE} more, or keep it with --force."
-        )
+        say(one_line(refusal(proof, args.out)))
         return NOT_SURE
     write_eye(args.out, eye if proof.holds else eye.as_forced())
-    tell(one_line(f"{args.out}: written; assess pictures with --eye {args.out}"))
+    unproven = "" if proof.holds else ", although nothing shows that it helps"
+    tell(one_line(f"{args.out}: written{unproven}; assess pictures with --eye {args.out}"))
     return 0
 
 
@@ -96,17 +94,32 @@ def _described(
             progress.count(failed)
 
 
+def refusal(proof: Proof, out: Path) -> str:
+    """Why no eye was written, and what the person can do, in one line."""
+    unsure, probability = "that it helps", proof.helped
+    if proof.helped >= HELPED:
+        unsure, probability = "that q with it follows your ratings at all", proof.positive
+    return (
+        f"Nothing was written to {out}: it is not sure enough {unsure} (probability {probability:.1%},"
+        f" at least {HELPED:.0%} is needed). Rate about {MORE} more pictures and type the same command"
+        " again; with --force it writes the eye all the same, and answers will say so."
+    )
+
+
 def account(card: EyeCard) -> str:
     """What was learned, for a person."""
     people = "" if card.people == 1 else f" by {card.people} people"
-    lines = [f"{counted(card.ratings, 'rating')}{people} of {counted(card.scenes, 'scene')}."]
+    lines = [
+        f"{counted(card.ratings, 'rating')}{people} of {counted(card.scenes, 'scene')}.",
+        "How well q orders your pictures as you do, of those that it had not learned from"
+        " (SRCC: 1 is your order, 0 has nothing to do with it):",
+    ]
     for point in card.curve:
-        others = f"on the others {point.srcc:.2f}, without {point.srcc_without:.2f}"
-        lines.append(f"SRCC of q learned from {point.ratings}: {others}.")
-    lines.append(
-        f"SRCC of q with your ratings, on pictures left out: {card.srcc_without:.2f} without the eye,"
-        f" {card.srcc:.2f} with it; probability that it helps: {card.helped:.2f}."
-    )
+        orders = f"{point.srcc_without:.2f} without the eye, {point.srcc:.2f} with it"
+        lines.append(f"  from {point.ratings} ratings: {orders}")
+    orders = f"{card.srcc_without:.2f} without the eye, {card.srcc:.2f} with it"
+    lines.append(f"  from all: {orders}; the eye helps with a probability of {card.helped:.0%}")
     alone = ", ".join(f"{name} {srcc:.2f}" for name, srcc in card.agreement.items())
-    lines.append(f"Alone: {alone}. {EYE} is off by about {card.sigma:.2f} levels.")
+    lines.append(f"  each tool alone: {alone}")
+    lines.append(f"{EYE} misses your rating by about {card.sigma:.2f} of five levels.")
     return "\n".join(lines)

@@ -4,6 +4,7 @@ in a checkout."""
 import os
 import shlex
 import sys
+from collections.abc import Iterable
 from importlib.metadata import version
 
 from agentic_iqa_local.cli.command import COMMANDS, run
@@ -11,6 +12,8 @@ from agentic_iqa_local.cli.console import say, tell
 from agentic_iqa_local.cli.options import options_in
 from agentic_iqa_local.errors import nearest, one_line
 from agentic_iqa_local.files import PROGRAM
+
+HELP = ("-h", "--help", "help", "")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -24,8 +27,11 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if name in COMMANDS:
         return run(name, rest)
-    if name.removeprefix("study").strip() in ("-h", "--help", "help", ""):
+    if name in HELP:
         say(_all_commands())
+        return 0
+    if name.removeprefix("study").strip() in HELP:
+        say(_study_commands())
         return 0
     near = f"assess {shlex.quote(name)}" if os.path.exists(name) else nearest(name, COMMANDS)
     line = shlex.join(rest)
@@ -35,8 +41,19 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _all_commands() -> str:
-    lines = [f"usage: {PROGRAM} COMMAND ...", ""]
-    lines += ["Image quality assessment that runs wholly on this machine.", ""]
-    lines += [f"  {name:<13}  {entry.line}" for name, entry in COMMANDS.items()]
-    lines += ["", f"Begin with: {PROGRAM} assess photo.jpg --explain"]
-    return "\n".join([*lines, f"{PROGRAM} COMMAND --help says more."])
+    about = "Image quality assessment that runs wholly on this machine."
+    return _listed("COMMAND", about, COMMANDS, "assess photo.jpg --explain")
+
+
+def _study_commands() -> str:
+    about = "How well scores agree with people's, on pictures with human scores."
+    names = [name for name in COMMANDS if name.startswith("study ")]
+    return _listed("study COMMAND", about, names, "study run my40.csv --mos-range 1 5 --out my_run")
+
+
+def _listed(command: str, about: str, names: Iterable[str], first: str) -> str:
+    """Help on commands."""
+    lines = [f"usage: {PROGRAM} {command} ...", "", about, ""]
+    lines += [f"  {name:<13}  {COMMANDS[name].line}" for name in names]
+    lines += ["", f"Begin with: {PROGRAM} {first}"]
+    return "\n".join([*lines, f"{PROGRAM} {command} --help says more."])

@@ -92,6 +92,8 @@ def add(parser: argparse.ArgumentParser, name: str, about: str | None = None, **
     flags = [declared.long or as_flag(name), declared.short]
     own = declared.about or Words.model_fields[name].description or ""
     shape = declared.argparse | {"dest": name, "help": about or as_flags(own)} | shape
+    if isinstance(shape.get("metavar"), list):  # a name for each of several values
+        shape["metavar"] = tuple(shape["metavar"])
     parser.add_argument(*filter(None, flags), **shape)
 
 

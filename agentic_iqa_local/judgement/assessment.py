@@ -329,7 +329,8 @@ def _named_eye(bench: Workbench) -> NamedEye | None:
         return None
     folder = Path(bench.settings.tools.eye or "")
     sha256 = file_hash(folder / NUMBERS)[:SHORT]
-    return NamedEye(name=one_line(folder.name), sha256=sha256, ratings=eye.card.ratings)
+    told = {"ratings": eye.card.ratings, "forced": eye.card.forced}
+    return NamedEye(name=one_line(folder.name), sha256=sha256, **told)
 
 
 def _view(box: Box, seen: SeenImage, model: str, bench: Workbench) -> SeenView:

@@ -15,6 +15,7 @@ from agentic_iqa_local.state import (
     LETTER_WORDS,
     UNCLEAR,
     DamagedBox,
+    FusionResult,
     ToolExecutionLog,
     in_words,
 )
@@ -91,12 +92,30 @@ def _measurement(row: Assessment) -> list[str]:
 
 def _eye(row: Assessment) -> list[str]:
     """What the person's own ratings changed."""
+    if row.eye is None:
+        return []
+    sentences = []
     levels = {run.tool_name: run.normalized_score for run in row.tools}
     learned, general = levels.get(EYE), levels.get("LocalNR")
-    if row.eye is None or learned is None or general is None:
-        return []
-    ratings = f"from {counted(row.eye.ratings, 'rating')} of yours"
-    return [f"LocalNR says {general:.1f}; {ratings} {EYE} says {learned:.1f}."]
+    if learned is not None and general is not None:
+        ratings = f"from {counted(row.eye.ratings, 'rating')} of yours"
+        sentences.append(f"LocalNR says {general:.1f}; {ratings} {EYE} says {learned:.1f}.")
+    if row.eye.forced:
+        sentences.append("This eye was written with --force: nothing showed that it helps.")
+    if _is_outside(row.fusion):
+        sentences.append(
+            "q may lie outside of what the model and the tools say: it is the mean of the levels 1 to 5,"
+            " each weighted by how well it agrees with both."
+        )
+    return sentences
+
+
+def _is_outside(fusion: FusionResult | None) -> bool:
+    """Whether q does not lie between the mean of the tools and the letters' level."""
+    if fusion is None or fusion.q is None or fusion.q_bar is None:
+        return False
+    letters = expected_level(at_temperature_one(fusion.p_c, fusion.temperature))
+    return not min(letters, fusion.q_bar) <= fusion.q <= max(letters, fusion.q_bar)
 
 
 def map_sentences(row: Assessment) -> list[str]:

@@ -90,8 +90,8 @@ def headline(report: VersionReport) -> str:
     if report.pairs and all(pair.same for pair in report.pairs):
         return f"{decision.verdict}: all {of} have the same pixels as before"
     if rule.share is None:
-        what = f"the mean loss of q is {decision.estimate:.3f} levels"
-        limit = f"{rule.margin:g} levels are allowed"
+        what = f"on average q has {_moved(decision.estimate)} levels"
+        limit = f"a fall of {rule.margin:g} is allowed"
     else:
         what = f"{decision.estimate:.1%} of the pictures lost more than {rule.margin:g} levels of q"
         limit = f"{rule.share:.1%} are allowed"
@@ -109,14 +109,21 @@ def _bounds(decision: Decision, rule: Rule) -> str:
     """The bound that decides, or both."""
     if decision.low is None or decision.high is None:
         return f"expected {FEWEST} scenes or more to say how sure that is"
-    form = ".3f" if rule.share is None else ".1%"
-    low, high = format(decision.low, form), format(decision.high, form)
-    sure = f"{1 - rule.error_rate:.0%}"
+    best, worst = (
+        _moved(bound) if rule.share is None else f"{bound:.1%}"
+        for bound in (decision.low, decision.high)
+    )
+    sure = f"with {1 - rule.error_rate:.0%} confidence"
     if decision.verdict == "worse":
-        return f"with {sure} confidence above {low}"
+        return f"at best {best}, {sure}"
     if decision.verdict == "not worse":
-        return f"with {sure} confidence below {high}"
-    return f"above {low} and below {high}, each with {sure} confidence"
+        return f"at worst {worst}, {sure}"
+    return f"at best {best}, at worst {worst}, each {sure}"
+
+
+def _moved(loss: float) -> str:
+    """A mean loss in words."""
+    return f"{'fallen' if loss > 0 else 'risen'} by {abs(loss):.3f}"
 
 
 def more(report: VersionReport) -> str:

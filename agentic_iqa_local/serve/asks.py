@@ -43,7 +43,9 @@ class Refused(UserError):
 
     def body(self) -> dict[str, Any]:
         """What stands in the answer of HTTP: the error, and `more` beside it."""
-        error = {"code": self.code, "message": self.message, "remedy": self.remedy or None}
+        error = {"code": self.code, "message": self.message}
+        if self.remedy:
+            error["remedy"] = self.remedy
         return {"error": error, **self.more}
 
 

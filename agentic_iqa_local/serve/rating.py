@@ -216,7 +216,7 @@ def advice_after(steps: Sequence[Step]) -> str:
     """Whether it is worth to rate more."""
     last = steps[-1]
     if not last.holds:
-        return f"After {last.ratings} ratings nothing ranks your pictures better than q yet."
+        return f"After {last.ratings} ratings it is not sure yet that an eye orders your pictures better than q."
     before = [step.srcc for step in steps if step.ratings <= last.ratings - LASTING]
     if before and last.srcc - max(before) < LITTLE:
         return "More ratings of this folder change little now: your eye can be learned."

@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -22,11 +23,25 @@ FOREIGN_HOST = Refused(
 )
 
 
+class Fault(BaseModel):
+    """What is wrong: a code for programs, a sentence, and where there is something to do about it,
+    what; otherwise `remedy` is absent."""
+
+    code: str
+    message: str
+    remedy: str = ""
+
+
+class FaultBody(BaseModel):
+    """An error; of pictures that were not assessed `row` stands beside it."""
+
+    error: Fault
+
+
 # What OpenAPI says of every route's errors
-ERROR = 'as {"error": {"code", "message", "remedy"}}'
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    "4XX": {"description": f"the request cannot be answered as it is, {ERROR}"},
-    "5XX": {"description": f"the service cannot answer now, {ERROR}"},
+    "4XX": {"description": "the request cannot be answered as it is", "model": FaultBody},
+    "5XX": {"description": "the service cannot answer now", "model": FaultBody},
 }
 
 

@@ -28,9 +28,10 @@ from agentic_iqa_local.judgement.intervals import (
     features,
     reached,
 )
+from agentic_iqa_local.nodes.evidence import mark_votes, votes
 from agentic_iqa_local.result import Condition
 from agentic_iqa_local.score_fusion import LEVELS, fused_distribution
-from agentic_iqa_local.state import LOOKS, Look
+from agentic_iqa_local.state import LOOKS, OVERALL, ExecutorOutput, Look, ToolExecutionLog
 from agentic_iqa_local.studies.inference import CROPS
 from agentic_iqa_local.studies.readings import (
     MEASURED,
@@ -38,6 +39,7 @@ from agentic_iqa_local.studies.readings import (
     StoredRow,
     as_measured,
     mean_of_views,
+    said_by_tools,
 )
 from agentic_iqa_local.studies.store import Run
 
@@ -108,24 +110,25 @@ def _tools(readings: Readings, pipeline: Pipeline, run: Run, eta: float | str) -
 
 
 def _configured_tools(row: StoredRow, run: Run) -> dict[str, Any]:
-    """What is MEASURED by those of the configured tools that the pipeline letters runs."""
+    """What is MEASURED by the configured tools, as the pipeline letters runs them; nothing where the
+    run did not ask all of them."""
     names, measured = run.tools.configured(row.get("reference") is not None), row.get("tools", {})
-    known = load_reliability()
-    silent = known.clearly_worse(names) if run.fusion.trailing_tools == "check" else ()
-    voting = {
-        name: measured.get(name, {}).get("normalized") for name in names if name not in silent
-    }
-    if None in voting.values():
+    if not measured.keys() >= set(names):
         return {}
+    evidence = ExecutorOutput()
+    for name in names:
+        level = measured[name].get("normalized")
+        of = {"tool_name": name, "object_name": "Global", "distortion": OVERALL}
+        evidence.tool_logs.append(ToolExecutionLog(**of, normalized_score=level))
+    known = load_reliability()
     reachable = {name: one.reachable for name, one in read_map_file(SHIPPED_MAPS).items()}
-    sigma = known.sigma_of_mean([*voting.items()], reachable)
-    return {
-        "q_bar": np.mean([*voting.values()]),
-        "eta": 1 / (2 * sigma**2),
-        "sigma": sigma,
-        "disagreement": np.ptp([*voting.values()]),
-        "voters": tuple(sorted(voting)),
-    }
+    mark_votes(evidence, reachable, known, all_vote=run.fusion.trailing_tools == "vote")
+    voting = votes(evidence, run.fusion.vote)
+    if not voting:
+        return {}
+    sigma = known.sigma_of_mean(voting, reachable)
+    errors = {"eta": 1 / (2 * sigma**2), "sigma": sigma}
+    return said_by_tools(evidence, run.fusion.vote) | errors
 
 
 def errors(condition: Condition, known: pd.DataFrame, rng: np.random.Generator) -> Errors:

@@ -68,7 +68,8 @@ def _check_sets(stored: Mapping[str, Stored]) -> None:
     sets = sorted({run.dataset.key for run, _ in stored.values()})
     if len(stored) < 2 or len(sets) > 1:
         said = f"compare: expected two runs or more of one data set, got {len(stored)}"
-        raise StudyError(f"{said} of {listed(sets)}", "name other folders")
+        remedy = "name other folders, or repeat the run of a manifest with --part-of"
+        raise StudyError(f"{said} of {listed(sets)}", remedy)
 
 
 def _check_same(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -18,6 +18,7 @@ TRAINED_ON: dict[str, list[str]] = _TOLD["trained_on"]
 SCALED_ON: dict[str, list[str]] = _TOLD["scaled_on"]
 SHARING_IMAGES: dict[str, list[str]] = _TOLD["sharing_images"]
 UNKNOWN = "?"
+UNKNOWN_TRAINING: Literal["training data unknown"] = "training data unknown"
 MODELS: dict[str, str] = _TOLD["models"]
 _NAMES = {
     alias: key for key, info in DATASETS.items() for alias in (key.replace("_", ""), *info.seen_as)
@@ -66,7 +67,7 @@ def exposures(
         if seen.intersection(trained):
             found.append(Exposure(what, "trained on it"))
         elif UNKNOWN in trained:
-            found.append(Exposure(what, "training data unknown"))
+            found.append(Exposure(what, UNKNOWN_TRAINING))
         if seen.intersection(scaled):
             found.append(Exposure(what, "map fitted on it", "scale"))
     return found

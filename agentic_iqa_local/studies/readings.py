@@ -115,13 +115,20 @@ def _by_level(read: Mapping[str, float] | str) -> list[float]:
 def _agent_line(row: StoredRow, vote: str) -> dict[str, Any]:
     evidence = row.get("evidence") and ExecutorOutput.model_validate(row["evidence"])
     fusion = (row.get("agent") or {}).get("fusion") or {}
+    errors = {"eta": fusion.get("eta"), "sigma": fusion.get("sigma")}
+    return said_by_tools(evidence, vote) | errors
+
+
+def said_by_tools(evidence: ExecutorOutput | None, vote: str) -> dict[str, Any]:
+    """Of the tools in evidence the mean of those that vote, which these are, and how far all lie
+    apart; no mean without a vote."""
     voting = votes(evidence, vote)
-    line = {"voters": tuple(sorted({tool for tool, _ in voting})), "eta": fusion.get("eta")}
+    voters = tuple(sorted({tool for tool, _ in voting}))
     if not voting:
-        return line
+        return {"voters": voters}
     scores = [score for _, score in votes(evidence, checking=True)]
-    return line | {
+    return {
+        "voters": voters,
         "q_bar": np.mean([score for _, score in voting]),
-        "sigma": fusion.get("sigma"),
         "disagreement": max(scores) - min(scores),
     }

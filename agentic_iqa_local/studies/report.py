@@ -18,7 +18,7 @@ from agentic_iqa_local.files import write_whole
 from agentic_iqa_local.judgement.fit import Fit, FitError
 from agentic_iqa_local.output import pages
 from agentic_iqa_local.studies import tables
-from agentic_iqa_local.studies.datasets import absences
+from agentic_iqa_local.studies.datasets import MANIFEST, absences, listed
 from agentic_iqa_local.studies.eye_curve import eye_curve
 from agentic_iqa_local.studies.interval_tables import interval_tables
 from agentic_iqa_local.studies.plots import TITLES, draw
@@ -46,7 +46,7 @@ def analyse(
         if fit.model != run.identity.model:
             said = "--fit: expected a fit of the run's model, it was made with another"
             raise FitError(said, "fit it anew")
-        if fit.dataset == run.dataset.key:
+        if fit.dataset in (run.dataset.key, MANIFEST):  # it may have been told its set since
             rows = [row for row in rows if not fit.used(row)]
     scored = ScoredRun(run, rows, fit=fit, **options)
     intervals, why_none = interval_tables(scored, fit)
@@ -78,6 +78,13 @@ def _notes(run: ScoredRun) -> Iterator[str]:
         reasons = "they have no row yet, or the fit was made on them"
         yield f"{absent} of {told.images} images take no part: {reasons}."
     yield from absences(told.missing, told.left_out)
+    if told.key == MANIFEST and (sets := run.learned_from()):
+        yield (
+            "Which data set this manifest is a part of was not said, so nothing is marked as seen. What is"
+            f" compared here learned from {listed(sets)}, or is fitted to it: if the pictures are from there,"
+            " its figures flatter it. Then repeat the command of study run with --part-of NAME (rows are"
+            " kept), and report again."
+        )
     if not told.higher_is_better:
         yield "In this set a lower score is better: every figure is with the scores turned around."
     draws = run.draws

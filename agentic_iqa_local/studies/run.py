@@ -24,6 +24,7 @@ from agentic_iqa_local.judgement.identity import named_in_row
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.services import Observer, Services
 from agentic_iqa_local.studies.datasets import (
+    MANIFEST,
     Dataset,
     DatasetError,
     DatasetInfo,
@@ -101,7 +102,7 @@ def run_study(dataset: Dataset, batch: Any, folder: Path) -> Generator[int]:
         if not (folder / "run.json").exists():
             told = describe(dataset, batch.work.settings, batch.description)
             write_run(folder / "run.json", told, decided_by)
-        _note_scale(folder, dataset.info)
+        _note_set(folder, dataset.info)
         yield len(store.done)
         rows = batch.rows(resumed(left, batch.jobs) if store.done else left)
         for count, row in enumerate(rows, len(store.done) + 1):
@@ -116,13 +117,15 @@ def _check_unique(dataset: Dataset) -> None:
         raise DatasetError(said, "remove one line")
 
 
-def _note_scale(folder: Path, info: DatasetInfo) -> None:
-    """Puts the ends of a manifest's scale into run.json: they can be told later, for no row depends
-    on them."""
-    if info.key == "manifest" and info.scale:
-        told = read_json(folder / "run.json", LARGEST_NOTE)
-        told["dataset"] |= info.model_dump(include={"low", "high", "scale"})
-        write_whole(folder / "run.json", json.dumps(told, indent=1), sync=True)
+def _note_set(folder: Path, info: DatasetInfo) -> None:
+    """Puts into run.json what was told of a manifest: the ends of its scale, or the data set that
+    it is a part of. It can be told later, for no row depends on it."""
+    if not info.scale:
+        return
+    only_ends = {"low", "high", "scale"} if info.key == MANIFEST else None
+    told = read_json(folder / "run.json", LARGEST_NOTE)
+    told["dataset"] |= info.model_dump(mode="json", include=only_ends)
+    write_whole(folder / "run.json", json.dumps(told, indent=1), sync=True)
 
 
 def identity(dataset: Dataset, work: StudyWork, device: str) -> dict[str, Any]:

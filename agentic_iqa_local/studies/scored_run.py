@@ -15,8 +15,8 @@ import pandas as pd
 
 from agentic_iqa_local.iqa_tools import TOOLS
 from agentic_iqa_local.judgement.fit import Fit
-from agentic_iqa_local.studies.datasets import listed
-from agentic_iqa_local.studies.leakage import exposures
+from agentic_iqa_local.studies.datasets import DATASETS, listed
+from agentic_iqa_local.studies.leakage import UNKNOWN_TRAINING, exposures
 from agentic_iqa_local.studies.modes import scored_modes
 from agentic_iqa_local.studies.readings import Readings
 from agentic_iqa_local.studies.statistics import Draws
@@ -90,12 +90,21 @@ class ScoredRun:
     @cached_property
     def exposures(self) -> pd.DataFrame:
         """How the parts of each mode have met the data set."""
+        return self._exposures_to(self.run.dataset.key)
+
+    def learned_from(self) -> list[str]:
+        """The data sets that a part of some mode is known to have met, by the names that --part-of
+        takes."""
+        keys = [key for key, info in DATASETS.items() if info.scale]
+        return [key for key in keys if (self._exposures_to(key).how != UNKNOWN_TRAINING).any()]
+
+    def _exposures_to(self, dataset: str) -> pd.DataFrame:
         found, model = [], self.run.model
         for mode in self.modes.values():
             tools = [tool for tool in mode.tools if tool in TOOLS]
             maps = self.run.maps if mode.maps else {}
             asked = (model.name, model.notice) if mode.model else ()
-            for exposure in exposures(self.run.dataset.key, tools, maps, *asked):
+            for exposure in exposures(dataset, tools, maps, *asked):
                 found.append((mode.name, *exposure))
         return pd.DataFrame(found, columns=["mode", "what", "how", "touches"])
 
@@ -108,4 +117,4 @@ class ScoredRun:
             found = found[found.touches == "ranks"]
         if found.empty:
             return ""
-        return "?" if found.how.eq("training data unknown").all() else "seen"
+        return "?" if found.how.eq(UNKNOWN_TRAINING).all() else "seen"

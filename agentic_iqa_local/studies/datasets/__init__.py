@@ -3,6 +3,7 @@ manifests and questions. Nothing here downloads."""
 
 from agentic_iqa_local.studies.datasets.loading import DATASETS, load_dataset
 from agentic_iqa_local.studies.datasets.types import (
+    MANIFEST,
     MOST,
     Dataset,
     DatasetError,
@@ -16,6 +17,7 @@ from agentic_iqa_local.studies.datasets.types import (
 
 __all__ = [
     "DATASETS",
+    "MANIFEST",
     "MOST",
     "Dataset",
     "DatasetError",

@@ -9,6 +9,7 @@ from typing import Any
 from agentic_iqa_local.files import FileError, open_regular, read_yaml
 from agentic_iqa_local.studies.datasets.reader import Cells, DatasetReader, lines_of
 from agentic_iqa_local.studies.datasets.types import (
+    MANIFEST,
     MOST,
     Dataset,
     DatasetError,
@@ -77,7 +78,7 @@ def load_dataset(
 
 def _authors_set(path: Path) -> tuple[DatasetReader, Rows]:
     """The first data set whose marks are in a folder."""
-    reader = DatasetReader(DATASETS["manifest"], path)
+    reader = DatasetReader(DATASETS[MANIFEST], path)
     for layout in (LAYOUTS[key] for key in READ):
         scores = reader.find(next(iter(layout.scores.values())))
         complete = scores and all(map(reader.find, layout.beside))
@@ -92,7 +93,7 @@ def _authors_set(path: Path) -> tuple[DatasetReader, Rows]:
 def _own(path: Path) -> tuple[DatasetReader, Rows]:
     """A user's manifest, or questions where the first row has one and no score."""
     os.close(open_regular(path))
-    reader = DatasetReader(DATASETS["manifest"], path)
+    reader = DatasetReader(DATASETS[MANIFEST], path)
     if path.suffix.lower() not in OWN_FILES:
         raise reader.error("a file named .csv, .jsonl or .json", path.name, "rename or convert it")
     rows = reader.rows(path)
@@ -111,7 +112,7 @@ def _with_scale(
     reader: DatasetReader, part_of: str | None, mos_range: Sequence[float] | None
 ) -> DatasetInfo:
     """What a user tells of a manifest's scores. Raises DatasetError where it cannot be meant."""
-    if reader.info.key != "manifest":
+    if reader.info.key != MANIFEST:
         said = f"expected a manifest for --part-of or --mos-range, found {reader.info.title}"
         raise DatasetError(f"{reader.path}: {said}", "leave it out")
     if part_of:

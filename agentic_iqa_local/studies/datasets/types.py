@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_va
 from agentic_iqa_local.config import Choices
 from agentic_iqa_local.errors import UserError, counted, one_line
 
+MANIFEST = "manifest"  # the key of a user's own pictures with scores
 MOST = 1e9  # the largest score or level, either side of 0; beyond it figures lose their digits
 Score = Annotated[float, Field(ge=-MOST, le=MOST)]
 
@@ -56,7 +57,7 @@ class DatasetInfo(BaseModel, frozen=True):
         if not self.on_levels or self.low is None or self.high is None:
             said = f"{self.title}: expected an absolute category scale with both ends known"
             remedy = "fit --objective srcc needs ranks only"
-            if self.key == "manifest":
+            if self.key == MANIFEST:
                 remedy = "repeat the run's command with --mos-range LOW HIGH: stored rows are kept"
             raise DatasetError(f"{said}, got {self.scale or 'an unknown scale'}", remedy)
         worst, best = (self.low, self.high) if self.higher_is_better else (self.high, self.low)
