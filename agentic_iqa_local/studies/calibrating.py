@@ -113,6 +113,10 @@ def _configured_tools(row: StoredRow, run: Run) -> dict[str, Any]:
     """What is MEASURED by the configured tools, as the pipeline letters runs them; nothing where the
     run did not ask all of them."""
     names, measured = run.tools.configured(row.get("reference") is not None), row.get("tools", {})
+    known, all_vote = load_reliability(), run.fusion.trailing_tools == "vote"
+    if not all_vote:  # a tool without a vote does not run there
+        worse = known.clearly_worse(names)
+        names = [name for name in names if name not in worse]
     if not measured.keys() >= set(names):
         return {}
     evidence = ExecutorOutput()
@@ -120,9 +124,8 @@ def _configured_tools(row: StoredRow, run: Run) -> dict[str, Any]:
         level = measured[name].get("normalized")
         of = {"tool_name": name, "object_name": "Global", "distortion": OVERALL}
         evidence.tool_logs.append(ToolExecutionLog(**of, normalized_score=level))
-    known = load_reliability()
     reachable = {name: one.reachable for name, one in read_map_file(SHIPPED_MAPS).items()}
-    mark_votes(evidence, reachable, known, all_vote=run.fusion.trailing_tools == "vote")
+    mark_votes(evidence, reachable, known, all_vote=all_vote)
     voting = votes(evidence, run.fusion.vote)
     if not voting:
         return {}
