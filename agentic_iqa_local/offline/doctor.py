@@ -92,7 +92,9 @@ def examine(setup: Setup, *, is_deep: bool = False) -> Iterator[Check]:
     """
     can_load = has_device = True
     for name, find in _plan(setup, is_deep):
-        if not can_load and name.startswith(LOADING) or name == "tools" and not has_device:
+        if name.startswith(LOADING) and not can_load:
+            continue
+        if name == "tools" and not has_device:
             continue
         began = time.perf_counter()
         finding = _found(find, setup)
