@@ -208,7 +208,7 @@ def _cost(row: Assessment) -> list[str]:
     if not row.model:
         return []
     model = f"{row.model['name']} on {row.model['device']} ({row.model['dtype']})"
-    sentences = [f"{model}, {row.seconds:.1f} s after loading."]
+    sentences = [f"{model}, {row.seconds:.1f} s after loading the model."]
     if notice := row.model.get("notice"):
         sentences.append(f"Note: {notice}.")
     return sentences
