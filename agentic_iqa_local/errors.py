@@ -68,6 +68,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def percent(share: float, digits: int = 0) -> str:
+    """A share of 1 as a user reads it: "90 %"."""
+    return f"{100 * share:.{digits}f} %"
+
+
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The one of `names` that a name which there is none of is near to."""
     return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=0.75)), None)

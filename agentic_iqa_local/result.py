@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
 
 from agentic_iqa_local.config import FusionSettings, Pipeline, Settings
-from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.errors import one_line, percent
 from agentic_iqa_local.files import path_text
 from agentic_iqa_local.images.files import ImageError, read_file
 from agentic_iqa_local.nodes.prompts import chosen_answer
@@ -100,6 +100,7 @@ class Interval(BaseModel):
     condition: Condition
     calibrated_on: str  # the set, its size and the date of the calibration
     widened: list[str] = []  # why it is wider than the calibration's pictures would make it
+    disagreements: list[str] = []  # between what was read and measured, that make it clearly wider
 
     @property
     def width(self) -> float:
@@ -263,7 +264,7 @@ class Assessment(Result):
 
     @property
     def answer(self) -> str:
-        """The answer in short: "C Fair, q 3.12", "“No” (probability 62%)" or free text; why there
+        """The answer in short: "C Fair, q 3.12", "“No” (probability 62 %)" or free text; why there
         is none where it failed."""
         if self.error:
             return f"failed: {self.reason}"
@@ -272,7 +273,7 @@ class Assessment(Result):
             return f"not sure: {rated}" if self.not_sure else rated
         if self.letter and self.choices and self.p:
             chosen = chosen_answer(self.choices, self.letter)
-            return f"“{chosen}” (probability {self.p[self.letter]:.0%})"
+            return f"“{chosen}” (probability {percent(self.p[self.letter])})"
         written = self.final_answer or ""
         return written if len(written) > 1 else f"the model wrote “{written}” alone"
 

@@ -4,6 +4,7 @@ What one assessment does with them is in `nodes/workbench.py`."""
 import functools
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -41,6 +42,7 @@ class Services:
         self.device = device
         self._tools = tools
         self._loading = threading.Lock()
+        self.seconds_loading = 0.0  # that models took to load
 
     @property
     def tools(self) -> ToolRunner:
@@ -78,8 +80,9 @@ class Services:
                     listed.check_model(settings.folder(backend))
                 except BundleError as error:
                     raise VLMError(error.message, error.remedy) from error
-                model = settings.model(backend)
+                model, began = settings.model(backend), time.perf_counter()
                 self.clients[backend] = create_vlm_client(backend, model, self.device)
+                self.seconds_loading += time.perf_counter() - began
             return self.clients[backend]
 
     def close(self) -> None:

@@ -82,6 +82,16 @@ def test_progress_is_told_in_lines_without_a_terminal(monkeypatch, capsys):
     assert second.startswith("2/2 pictures, 1 failed")
 
 
+def test_the_last_line_of_progress_says_how_many_are_done(monkeypatch, capsys):
+    with console.Progress(3) as progress:
+        monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", 0)
+        progress.count()
+        monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", 3600)
+        progress.count()
+        progress.count()
+    assert capsys.readouterr().err.splitlines()[1:] == ["3/3 pictures, 0 failed"]
+
+
 @pytest.mark.parametrize("columns", [60, 80, 200])
 def test_lines_fit_and_stand_below_each_other(columns):
     names = ["a.png", f"{'long' * 20}_0003.jpg", "夕焼けの写真と海と山.png", "e\u0301.png"]

@@ -13,7 +13,7 @@ from agentic_iqa_local.offline import checks, deep
 from agentic_iqa_local.offline.checks import Finding, Setup
 from agentic_iqa_local.offline.doctor import examine
 
-NAMES = ["packages", "device", "models folder", "folder transformers.embedded", "memory"]
+NAMES = ["packages", "device", "models folder", "files of transformers.embedded", "memory"]
 NAMES += ["model transformers.embedded", "tools"]
 
 
@@ -48,8 +48,8 @@ executor: {{backend: transformers.cut}}
     assert status == 1
     said = {
         "models folder": "none: no such folder",
-        "folder transformers.absent": "absent",
-        "folder transformers.cut": "model.safetensors",
+        "files of transformers.absent": "absent",
+        "files of transformers.cut": "model.safetensors",
     }
     for name, words in said.items():
         assert checks[name]["status"] == "fail"

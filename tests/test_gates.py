@@ -17,7 +17,7 @@ from agentic_iqa_local.files import folder_hash
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.fit import Fit, calibration_for
 from agentic_iqa_local.judgement.gates import Sureness
-from agentic_iqa_local.judgement.intervals import Answers, IntervalCalibration
+from agentic_iqa_local.judgement.intervals import FEATURES, Answers, IntervalCalibration
 from agentic_iqa_local.nodes.letter_reading import read_and_fuse
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.nodes.workbench import Workbench
@@ -141,6 +141,17 @@ def test_without_an_interval_nothing_passes_a_gate(fusion, plan, reason):
     assert found.keys() == {"no_interval", "not_sure"}
     assert reason in found["no_interval"]
     assert found["not_sure"] == "not sure: there is no interval to tell"
+
+
+def test_a_disagreement_that_makes_an_interval_wide_is_told():
+    """A difficulty of 0.1 + 0.5 times the tools' disagreement: of 2 levels that is 1.0 of 1.1, of 0.05 levels 0.025 of
+    0.125."""
+    weights = dict.fromkeys(FEATURES, 0.0) | {"constant": 0.1, "disagreement": 0.5}
+    parts = [revised(part, weights=tuple(weights.values())) for part in calibration().ratings]
+    of = sureness(calibration(ratings=tuple(parts)))
+    apart, close = (of.fields(fused(disagreement=d), None)["interval"] for d in (2.0, 0.05))
+    assert apart.disagreements == ["the tools disagree by 2.0 levels"]
+    assert close.disagreements == []
 
 
 def test_an_answer_that_is_too_unsure_is_held_back():

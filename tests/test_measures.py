@@ -50,7 +50,7 @@ def test_shares_of_clipped_pixels_and_the_white_point():
     assert half_white["white point"] == 1
     assert half_white["middle"] in (pytest.approx(0.4), pytest.approx(0.7), pytest.approx(1))
     assert half_white["black point"] == pytest.approx(0.4)
-    assert "50%" in shown("blown out", half_white)
+    assert "50 %" in shown("blown out", half_white)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from PIL import Image
 
 from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.output.gallery.rows import read_rows
+from agentic_iqa_local.output.report import account
 from agentic_iqa_local.result import Assessment
 
 PAGES = Path(__file__).parents[1] / "agentic_iqa_local" / "output" / "pages"
@@ -26,7 +27,7 @@ def folder(tmp_path):
 def share(surface: str, label: str, p: float) -> str:
     """A probability as a surface writes it."""
     in_page = surface in ("service", "gallery")
-    return f"{label} {round(100 * p)} %" if in_page else f"{p:.1%} {label}"
+    return f"{label} {round(100 * p)} %" if in_page else f"{100 * p:.1f} % {label}"
 
 
 @needs_chromium
@@ -81,6 +82,13 @@ def test_a_rating_is_the_same_everywhere(folder):
     line = data(row)["csv"]
     assert (line["level"], line["gate"], line["q_low"]) == ("Poor", "fail", "1.62")
     assert line["LocalNR scale"] == SCALE
+
+
+def test_the_account_tells_each_damage_once():
+    told = "Severe compression: Blocks show in the sky. The quality is poor."
+    shown = account(row_of("a.png", **RATING | {"quality_reasoning": told}))
+    assert shown.count("Blocks show in the sky") == 1
+    assert shown.count("Shadows are closed") == 1
 
 
 EVERY = {"letters": [*"ABCD"], "coverage": 0.9, "calibrated_on": "a set"}

@@ -65,6 +65,7 @@ class Progress(AbstractContextManager):
         from rich.progress import Progress as Bar
 
         self._total, self._failed, self._told = total, 0, time.monotonic()
+        self._said = self._state = ""
         self._bar = Bar(
             BarColumn(20),
             TextColumn("{task.description}"),
@@ -87,19 +88,22 @@ class Progress(AbstractContextManager):
     def __exit__(self, *_: object) -> None:
         _live.clear()
         self._bar.stop()
+        if self._said not in ("", self._state):
+            tell(self._state)
 
     def count(self, failed: bool = False) -> None:
         """One more is done."""
         self._failed += failed
         (task,) = self._bar.tasks
-        text = f"{task.completed + 1:.0f}/{self._total} pictures, {self._failed} failed"
-        self._bar.update(task.id, advance=1, description=text)
-        if task.time_remaining is not None:
-            text += f", about {timedelta(seconds=task.time_remaining)} left"
+        self._state = f"{task.completed + 1:.0f}/{self._total} pictures, {self._failed} failed"
+        self._bar.update(task.id, advance=1, description=self._state)
         now = time.monotonic()
         if self._bar.disable and self._total > 1 and now - self._told >= SECONDS_BETWEEN_LINES:
-            self._told = now
-            tell(text)
+            self._told, self._said = now, self._state
+            left = ""
+            if task.time_remaining:
+                left = f", about {timedelta(seconds=task.time_remaining)} left"
+            tell(self._state + left)
 
 
 class Console(AbstractContextManager):

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 import numpy as np
 from scipy.ndimage import maximum_filter, minimum_filter
 
+from agentic_iqa_local.errors import percent
+
 # What a channel holds that light, or the lack of it, drove to its end; a codec spreads it a little
 CLIPPED, CRUSHED = 250, 4
 NEAR = 230  # bright, but not clipped
@@ -25,11 +27,11 @@ LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601
 SHARES = ("clipped", "clipped white", "nearly clipped", "crushed", "nearly crushed")
 # By claim of configs/detector_measures.json, what a reader is told of the measures behind it
 SHOWN = {
-    "too dark": "nothing is brighter than {white point:.0%} of white",
-    "blown out": "{clipped:.0%} of the pixels are clipped",
-    "washed out": "nothing is darker than {black point:.0%} of white",
-    "more contrast": "{clipped:.0%} of the pixels are clipped and {crushed:.0%} crushed",
-    "less contrast": "all tones lie between {black point:.0%} and {white point:.0%} of white",
+    "too dark": "nothing is brighter than {white point} of white",
+    "blown out": "{clipped} of the pixels are clipped",
+    "washed out": "nothing is darker than {black point} of white",
+    "more contrast": "{clipped} of the pixels are clipped and {crushed} crushed",
+    "less contrast": "all tones lie between {black point} and {white point} of white",
     "pixelation": "pixels are enlarged to blocks",
 }
 
@@ -39,7 +41,8 @@ def shown(claim: str, measures: Mapping[str, float]) -> str | None:
     numbers = dict(measures)
     for name in SHARES:
         numbers[name] = np.exp(measures[name]) - FEWEST
-    return SHOWN[claim].format_map(numbers) if claim in SHOWN else None
+    words = {name: percent(number) for name, number in numbers.items()}
+    return SHOWN[claim].format_map(words) if claim in SHOWN else None
 
 
 def measured(pixels: np.ndarray) -> dict[str, float]:

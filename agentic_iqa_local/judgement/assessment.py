@@ -142,7 +142,7 @@ def answered_row(
         state.get("box"),
     )
     row = asked.model_copy()
-    began = time.perf_counter()
+    began, loading = time.perf_counter(), services.seconds_loading
     logged = PICTURE.set(PICTURE.get() or row.image)
     try:
         with ExitStack() as opened:
@@ -159,7 +159,8 @@ def answered_row(
         PICTURE.reset(logged)
     if row.sha256 is None:
         row.sha256 = file_sha256(state["image_path"])
-    row.seconds = round(time.perf_counter() - began, 3)
+    loading = services.seconds_loading - loading
+    row.seconds = round(time.perf_counter() - began - loading, 3)
     files = [picture] if original is None else [picture, original]
     row.warnings = [_said(line, files) for line in row.warnings]
     row.error = row.error and _said(row.error, files)

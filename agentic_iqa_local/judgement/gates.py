@@ -9,6 +9,7 @@ import numpy as np
 from agentic_iqa_local.config import DecisionSettings, Pipeline
 from agentic_iqa_local.judgement.fit import NO_FIT
 from agentic_iqa_local.judgement.intervals import (
+    FEATURES,
     HIGHEST,
     LOWEST,
     MEASURED,
@@ -22,6 +23,14 @@ from agentic_iqa_local.state import EYE, LETTERS, FusionResult, PlannerOutput
 UNLIKE = (
     "the content is unlike the photographs of the calibration, so the interval is the whole scale"
 )
+# Of FEATURES, those that tell of a disagreement, in words
+DISAGREEMENTS = {
+    "disagreement": "the tools disagree by {:.1f} levels",
+    "gap": "the model and the tools disagree by {:.1f} levels",
+    "order_gap": "the two orders of the letters disagree by {:.1f} levels",
+    "crop_spread": "parts of the picture differ by {:.1f} levels",
+}
+MUCH = 0.25  # of a difficulty
 OTHER = "the question is not about technical quality, as those of the calibration are"
 
 
@@ -87,7 +96,10 @@ class Sureness:
                 "no tool scored this picture, as tools did those of the calibration"
             )
         widened = self._differences(calibration, part, fusion, plan)
-        interval = calibration.interval(part, q, _difficulty(part, fusion), widened)
+        table = _features(fusion)
+        difficulty = float(part.difficulty(table)[0])
+        interval = calibration.interval(part, q, difficulty, widened)
+        interval.disagreements = _disagreements(part, table[0], difficulty)
         if self.unlike_photograph:
             interval.low, interval.high = LOWEST, HIGHEST
         return interval
@@ -171,8 +183,18 @@ class Sureness:
         )
 
 
-def _difficulty(part: Errors, fusion: FusionResult) -> float:
-    """Of a picture, in levels, by what was read and measured."""
+def _features(fusion: FusionResult) -> np.ndarray:
+    """FEATURES of one picture in levels, (1, features), by what was read and measured."""
     p = np.array([[fusion.p_c[letter] for letter in reversed(LETTERS)]])
     measured = {name: np.array([getattr(fusion, name)], float) for name in MEASURED}  # None: nan
-    return float(part.difficulty(features(p, measured))[0])
+    return features(p, measured)
+
+
+def _disagreements(part: Errors, values: np.ndarray, difficulty: float) -> list[str]:
+    """The disagreements that make up a good part of a picture's difficulty, in words; `values` are its
+    FEATURES."""
+    lines = []
+    for name, weight, value in zip(FEATURES, part.weights, values, strict=True):
+        if name in DISAGREEMENTS and weight * value >= MUCH * difficulty:
+            lines.append(DISAGREEMENTS[name].format(value))
+    return lines

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from agentic_iqa_local.errors import percent
 from agentic_iqa_local.iqa_tools.reliability import Score
 from agentic_iqa_local.nodes.ask import ask, read_letters
 from agentic_iqa_local.nodes.evidence import votes
@@ -15,6 +16,7 @@ from agentic_iqa_local.nodes.sessions import RoleSession
 from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.score_fusion import (
     ScoreFusion,
+    at_temperature_one,
     expected_level,
     letter_probabilities,
     written_probabilities,
@@ -120,8 +122,9 @@ class _Letters:
         off_mass = statistics.fmean(self.off_masses)
         if off_mass > self.bench.settings.fusion.off_letter_warning:
             self.bench.warn(
-                f"the model gave {off_mass:.0%} of the probability to something else than the letters "
-                f"{self.letters[0]}–{self.letters[-1]} of the answers: trust its own answer less"
+                f"the model did not keep to the answers {self.letters[0]} to {self.letters[-1]}: with a "
+                f"probability of {percent(off_mass)} it would have written something else; rely on the "
+                "tools' scores more than on its answer, or use a larger model"
             )
         return off_mass
 
@@ -225,6 +228,11 @@ def answer_letter(fusion: FusionResult) -> str:
     if fusion.q is None:
         return max(fusion.p, key=fusion.p.__getitem__)
     return ScoreFusion().map_to_level(fusion.q)
+
+
+def model_alone(fusion: FusionResult) -> Probabilities:
+    """What the model gives each letter, whatever temperature they count at in the fusion."""
+    return at_temperature_one(fusion.p_c, fusion.temperature)
 
 
 def read_choices(

@@ -15,11 +15,12 @@ from agentic_iqa_local.nodes.evidence import (
     not_looked_for,
     of_object,
 )
-from agentic_iqa_local.nodes.letter_reading import answer_letter
+from agentic_iqa_local.nodes.letter_reading import answer_letter, model_alone
 from agentic_iqa_local.nodes.measured_answers import families_named
 from agentic_iqa_local.nodes.prompts import choice_letters, chosen_answer
 from agentic_iqa_local.nodes.query import distortions_in, pattern, says_present
 from agentic_iqa_local.nodes.written import in_english
+from agentic_iqa_local.score_fusion import expected_level
 from agentic_iqa_local.state import (
     DISTORTION_TYPES,
     EVERYWHERE,
@@ -78,6 +79,13 @@ def reasoned(
         said = [words]
     notes = [*_of_whole(unplaced), *_missing(known, fusion), *_of_fusion(fusion)]
     return " ".join([*_place(known), *said, *notes])
+
+
+def told_by(evidence: Evidence) -> list[str]:
+    """The evidence in sentences: where the damage is, and what was found of all that was looked
+    for."""
+    known = evidence or ExecutorOutput()
+    return [*_place(known), *_what_was_found(known)]
 
 
 # Do the model's words agree with the evidence?
@@ -299,5 +307,7 @@ def _of_fusion(fusion: FusionResult | None) -> list[str]:
     if fusion.q_bar is not None:
         one = len(fusion.voters) == 1
         tools = f"{fusion.voters[0] + ' says' if one else 'the tools say'} {fusion.q_bar:.2f}"
-    model = LETTER_WORDS[fusion.vlm_letter] if fusion.vlm_letter else "was not asked"
-    return [f"Fused score {fusion.q:.2f} of 5: {tools}, the model alone {model}."]
+    model = "the model was not asked"
+    if fusion.vlm_letter:
+        model = f"the model alone {expected_level(model_alone(fusion)):.2f}"
+    return [f"Fused score {fusion.q:.2f} of 5: {tools}, {model}."]

@@ -20,7 +20,7 @@ from PIL import Image, ImageFilter
 
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.devices import choose_device, choose_dtype, describe_device
-from agentic_iqa_local.errors import counted
+from agentic_iqa_local.errors import counted, percent
 from agentic_iqa_local.files import PROGRAM, ROOT, file_hash, models_root
 from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
 from agentic_iqa_local.iqa_tools.weights import SUMS, read_sums
@@ -265,11 +265,13 @@ def model(setup: Setup, backend: str) -> Finding | None:
     where = f"on {about['device']} in {about['dtype']}"
     found = f"{about['engine']} answers {letter} {where}; log-probabilities {logprobs}"
     if read.off_letter_mass > setup.settings.fusion.off_letter_warning:
-        found += f"; {read.off_letter_mass:.0%} of the probability lies off them"
-        remedy = "this model hardly takes the answer format: use one that follows instructions"
+        off = percent(read.off_letter_mass)
+        found += f"; with a probability of {off} it would have written something else"
+        remedy = "this model hardly keeps to the letters: use one that follows instructions"
         return Finding("warn", found, remedy)
     if about["notice"]:
-        return Finding("warn", found, about["notice"])
+        small, _, remedy = about["notice"].partition("; ")
+        return Finding("warn", f"{found}; {small}", remedy)
     return Finding("pass", found)
 
 

@@ -15,8 +15,8 @@ from agentic_iqa_local.errors import UserError, first_line, one_line
 from agentic_iqa_local.offline import checks, deep
 from agentic_iqa_local.offline.checks import ENVIRONMENT, Finding, Setup
 
-NEEDED = ("device", "folder", "model ")  # if one of these checks fails,
-LOADING = ("memory", "model ", "probe", "plain")  # these are left out
+NEEDED = ("device", "files", "model ")  # if one of these checks fails,
+LOADING = ("memory", "model ", "probe", "plain")  # these are left out; the tools need a device
 CARD = "see nvidia-smi for the driver and for who uses the card, or pass --cpu"
 Find = Callable[[Setup], Finding | None]  # None: there is nothing to examine
 
@@ -40,7 +40,7 @@ def _plan(setup: Setup, is_deep: bool) -> Iterator[tuple[str, Find]]:
     yield "device", checks.device
     yield "models folder", checks.models_folder
     for backend in backends:
-        yield f"folder {backend}", partial(checks.folder, backend=backend)
+        yield f"files of {backend}", partial(checks.folder, backend=backend)
     yield "memory", checks.memory
     for backend in backends:
         yield f"model {backend}", partial(checks.model, backend=backend)
@@ -90,9 +90,11 @@ def examine(setup: Setup, *, is_deep: bool = False) -> Iterator[Check]:
         setup: What is examined.
         is_deep: Whether letters are also compared with a plain forward pass.
     """
-    can_load = True
+    can_load = has_device = True
     for name, find in _plan(setup, is_deep):
         if name.startswith(LOADING) and not can_load:
+            continue
+        if name == "tools" and not has_device:
             continue
         began = time.perf_counter()
         finding = _found(find, setup)
@@ -100,6 +102,7 @@ def examine(setup: Setup, *, is_deep: bool = False) -> Iterator[Check]:
             continue
         if finding.status == "fail" and name.startswith(NEEDED):
             can_load = False
+            has_device = has_device and name != "device"
         seconds = round(time.perf_counter() - began, 3)
         status, found, remedy = finding
         yield Check(one_line(name), status, one_line(found), one_line(remedy), seconds)

@@ -4,21 +4,23 @@ same ones."""
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from agentic_iqa_local.errors import counted
-from agentic_iqa_local.nodes.evidence import found_damage, has_shallow_focus
+from agentic_iqa_local.errors import counted, percent
+from agentic_iqa_local.nodes.letter_reading import model_alone
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, chosen_answer
-from agentic_iqa_local.output.words import nothing_found, raw_with_scale
-from agentic_iqa_local.result import AnswerSet, Assessment, Gate
-from agentic_iqa_local.score_fusion import at_temperature_one, expected_level
+from agentic_iqa_local.nodes.reasoning import told_by
+from agentic_iqa_local.output.words import raw_with_scale
+from agentic_iqa_local.result import AnswerSet, Assessment, Gate, Interval
+from agentic_iqa_local.score_fusion import expected_level
 from agentic_iqa_local.state import (
     EYE,
     LETTER_WORDS,
-    UNCLEAR,
     DamagedBox,
     FusionResult,
     ToolExecutionLog,
     in_words,
 )
+
+WIDE = 1.0  # levels: an interval that holds more than one level
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ def account_of(row: Assessment) -> list[Part]:
         parts += [
             Part("Question", [] if row.query == DEFAULT_QUERY else [row.query]),
             Part("Reasoning", [row.quality_reasoning] if row.quality_reasoning else []),
-            Part("Evidence", _evidence(row) + _measurement(row) + _eye(row)),
+            Part("Evidence", _evidence(row) + _eye(row)),
             Part("Where", map_sentences(row)),
             Part("How sure", _sureness(row)),
             Part("Answers" if row.choices else "Levels by the model", shares=_shares(row)),
@@ -61,26 +63,13 @@ def parts_of(row: Assessment) -> list[dict[str, Any]]:
 
 
 def _evidence(row: Assessment) -> list[str]:
-    """What is wrong, and where if no map says so."""
-    evidence, sentences = row.evidence, []
-    if not (evidence and evidence.distortion_analysis):
-        return []
-    found = found_damage(evidence)
-    for finding in found:
-        if finding.severity == UNCLEAR:
-            sentences.append(f"How severe the {finding.in_place} would be cannot be told.")
-        else:
-            because = finding.explanation.rstrip(".")
-            sentences.append(f"It shows {finding.with_severity} ({because}).")
-    if not found and not row.choices:
-        sentences.append(f"{nothing_found(row).capitalize()} was found.")
-    if has_shallow_focus(evidence):
-        sentences.append("The focus is shallow: the sharpest part is sharp.")
-    if row.map is None and evidence.damaged_part:
-        part = evidence.damaged_part
-        where = {"everywhere": "everywhere", "middle": "in the middle"}.get(part, f"at the {part}")
-        sentences.append(f"The damage is {where}.")
-    return sentences
+    """What was found and measured, as far as the reasoning does not tell it."""
+    reasoning = (row.quality_reasoning or "").casefold()
+    said = [one for one in told_by(row.evidence) if one.casefold() not in reasoning]
+    measurement = row.fusion and row.fusion.measurement
+    if measurement and measurement.casefold() not in reasoning:
+        said += _measurement(row)
+    return said
 
 
 def _measurement(row: Assessment) -> list[str]:
@@ -148,8 +137,9 @@ def _sureness(row: Assessment) -> list[str]:
         interval = row.interval
         between = f"the true quality lies between {interval.low:.1f} and {interval.high:.1f}"
         learnt = f"learnt from {interval.calibrated_on}"
-        sentences.append(f"With {interval.coverage:.0%} probability {between} ({learnt}).")
-        sentences += [f"The range is wider because {reason}." for reason in interval.widened]
+        chance = percent(interval.coverage)
+        sentences.append(f"With {chance} probability {between} ({learnt}).")
+        sentences += _why_wide(row, interval)
     if row.answer_set and row.choices:
         sentences += _answer_set(row.answer_set, row.choices)
     if row.no_interval:
@@ -161,20 +151,31 @@ def _sureness(row: Assessment) -> list[str]:
     return sentences
 
 
+def _why_wide(row: Assessment, interval: Interval) -> list[str]:
+    """Why an interval is wider than that of another picture or with a reference could be."""
+    reasons = [*interval.widened, *interval.disagreements]
+    sentences = [f"The range is wider because {reason}." for reason in reasons]
+    error = row.fusion and row.fusion.sigma
+    if error and interval.width > WIDE and not (interval.condition.reference or row.eye):
+        alone = f"Without a reference the tools err by about {error:.1f} levels"
+        sentences.append(f"{alone}; with the original to compare with they err less.")
+    return sentences
+
+
 def _answer_set(found: AnswerSet, choices: list[str]) -> list[str]:
     answers = " or ".join(chosen_answer(choices, letter) for letter in found.letters)
-    said = f"With {found.coverage:.0%} probability the right answer is {answers}"
+    said = f"With {percent(found.coverage)} probability the right answer is {answers}"
     if len(found.letters) == len(choices):
         wrong = "too many such answers were wrong"
-        said = f"At {found.coverage:.0%} no answer can be ruled out: {wrong}"
+        said = f"At {percent(found.coverage)} no answer can be ruled out: {wrong}"
     more = [f"There are more of them because {reason}." for reason in found.widened]
     return [f"{said} (learnt from {found.calibrated_on}).", *more]
 
 
 def _gate(gate: Gate) -> str:
-    chance = f"It is {gate.at_least:g} or better with {gate.probability:.0%} probability"
+    chance = f"It is {gate.at_least:g} or better with {percent(gate.probability)} probability"
     verdict = {"pass": "it passes", "fail": "it fails", "unsure": "too close for a verdict"}
-    rate = f"at most {gate.error_rate:.0%} of such verdicts are wrong"
+    rate = f"at most {percent(gate.error_rate)} of such verdicts are wrong"
     return f"{chance}: {verdict[gate.verdict]} ({rate})."
 
 
@@ -183,7 +184,7 @@ def _shares(row: Assessment) -> list[tuple[str, float]]:
     alone."""
     shares, fusion = [], row.fusion
     if fusion and fusion.q is not None:
-        alone = at_temperature_one(fusion.p_c, fusion.temperature)
+        alone = model_alone(fusion)
         shares += [(f"{letter} {LETTER_WORDS[letter]}", p) for letter, p in alone.items()]
     elif fusion and row.choices:
         for letter, p in fusion.p.items():
@@ -196,8 +197,8 @@ def _scores(row: Assessment) -> list[tuple[str, float | None, str]]:
     scores = [(run.tool_name, run.normalized_score, _measured(run)) for run in row.tools]
     fusion = row.fusion
     if fusion and fusion.q is not None:
-        alone = at_temperature_one(fusion.p_c, fusion.temperature)
-        letters = "its letters"
+        alone = model_alone(fusion)
+        letters = "its letters" if fusion.vlm_letter else "it was not asked: all levels count alike"
         if fusion.temperature != 1:
             letters += f", which count at a temperature of {fusion.temperature:.3g}"
         scores.append(("model alone", expected_level(alone), letters))
@@ -226,7 +227,7 @@ def _cost(row: Assessment) -> list[str]:
     if not row.model:
         return []
     model = f"{row.model['name']} on {row.model['device']} ({row.model['dtype']})"
-    sentences = [f"{model}, {row.seconds:.1f} s."]
+    sentences = [f"{model}, {row.seconds:.1f} s after loading the model."]
     if notice := row.model.get("notice"):
         sentences.append(f"Note: {notice}.")
     return sentences

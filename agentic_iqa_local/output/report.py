@@ -2,7 +2,7 @@
 
 import re
 
-from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.errors import one_line, percent
 from agentic_iqa_local.nodes.evidence import found_damage, not_looked_for
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.nodes.query import asked_about, distortions_in, says_present
@@ -134,7 +134,10 @@ def account(row: Assessment) -> str:
 def _table(part: Part) -> list[str]:
     """A title and a line for each answer or score."""
     if part.shares:
-        return [f"  {part.title}", *(f"  {p:>6.1%}  {answer}" for answer, p in part.shares)]
+        return [
+            f"  {part.title}",
+            *(f"  {percent(p, 1):>7}  {answer}" for answer, p in part.shares),
+        ]
     lines = [f"  {part.title:<14}{'1 to 5':>6}"]
     for name, score, about in part.scores:
         figure = "–" if score is None else f"{score:.2f}"

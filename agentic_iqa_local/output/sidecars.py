@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
-from agentic_iqa_local.errors import UserError, counted, one_line
+from agentic_iqa_local.errors import UserError, counted, one_line, percent
 from agentic_iqa_local.files import FileError, WriteError, path_from_text, read_bytes, write_whole
 from agentic_iqa_local.images.reading import own_xmp
 from agentic_iqa_local.output.words import damage, trial_notice
@@ -40,7 +40,7 @@ def words_of(row: Assessment) -> str:
     """A result as one line that says what it is about."""
     said = f"Image quality: {row.answer}"
     if row.interval:
-        chance = f"{row.interval.coverage:.0%}"
+        chance = percent(row.interval.coverage)
         said += f" ({chance}: {row.interval.low:.1f} to {row.interval.high:.1f})"
     return one_line("; ".join([said, *damage(row)]) + trial_notice(row))
 

@@ -4,6 +4,7 @@ from collections import Counter
 from statistics import fmean
 from typing import Any, ClassVar
 
+from agentic_iqa_local.errors import percent
 from agentic_iqa_local.nodes.prompts import chosen_answer
 from agentic_iqa_local.output.words import safe_lines, wrapped
 from agentic_iqa_local.state import LETTER_WORDS
@@ -56,7 +57,7 @@ class Tally:
             counts.append(f"{self.failed} failed")
         lines = wrapped(f"{self.total} pictures: {', '.join(counts)}", indent="")
         if self.gate:
-            wrong = f"at most {self._asked['error_rate']:.0%} of such verdicts are wrong"
+            wrong = f"at most {percent(self._asked['error_rate'])} of such verdicts are wrong"
             sure = f"{self.gate['pass']} pass, {self.gate['fail']} fail ({wrong})"
             at_least = f"{self._asked['at_least']:g} or better"
             lines += wrapped(f"{at_least}: {sure}, {self.gate['unsure']} unsure", indent="")

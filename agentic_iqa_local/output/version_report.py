@@ -12,7 +12,7 @@ from markupsafe import escape
 from PIL import Image
 
 from agentic_iqa_local.config import ImageSettings
-from agentic_iqa_local.errors import counted, one_line
+from agentic_iqa_local.errors import counted, one_line, percent
 from agentic_iqa_local.files import path_from_text
 from agentic_iqa_local.images.reading import load_image
 from agentic_iqa_local.iqa_tools import ToolRunner
@@ -68,7 +68,7 @@ def before(rule: Rule, pairs: int) -> str:
     """What such a rule needs, and what there is."""
     needed = counted(rule.needed(), "picture")
     there = counted(pairs, "pair")
-    lead = f"{_limit(rule)} at an error rate of {rule.error_rate:.0%} needs"
+    lead = f"{_limit(rule)} at an error rate of {percent(rule.error_rate)} needs"
     if rule.share is None:
         return f"{lead} about {needed} of different scenes to pass a version that lost nothing; {there} to compare"
     return f"{lead} {needed} of different scenes, none of them worse; {there} to compare"
@@ -77,7 +77,7 @@ def before(rule: Rule, pairs: int) -> str:
 def _limit(rule: Rule) -> str:
     if rule.share is None:
         return f"a margin of {rule.margin:g} levels"
-    return f"a share of {rule.share:.1%} of pictures that lose more than {rule.margin:g} levels"
+    return f"a share of {percent(rule.share, 1)} of pictures that lose more than {rule.margin:g} levels"
 
 
 def headline(report: VersionReport) -> str:
@@ -93,8 +93,8 @@ def headline(report: VersionReport) -> str:
         what = f"on average q has {_moved(decision.estimate)} levels"
         limit = f"a fall of {rule.margin:g} is allowed"
     else:
-        what = f"{decision.estimate:.1%} of the pictures lost more than {rule.margin:g} levels of q"
-        limit = f"{rule.share:.1%} are allowed"
+        what = f"{percent(decision.estimate, 1)} of the pictures lost more than {rule.margin:g} levels of q"
+        limit = f"{percent(rule.share, 1)} are allowed"
     return f"{decision.verdict}: {what} ({_bounds(decision, rule)}; {limit}), {of}"
 
 
@@ -109,11 +109,11 @@ def _bounds(decision: Decision, rule: Rule) -> str:
     """The bound that decides, or both."""
     if decision.low is None or decision.high is None:
         return f"expected {FEWEST} scenes or more to say how sure that is"
-    best, worst = (
-        _moved(bound) if rule.share is None else f"{bound:.1%}"
-        for bound in (decision.low, decision.high)
-    )
-    sure = f"with {1 - rule.error_rate:.0%} confidence"
+    if rule.share is None:
+        best, worst = _moved(decision.low), _moved(decision.high)
+    else:
+        best, worst = percent(decision.low, 1), percent(decision.high, 1)
+    sure = f"with {percent(1 - rule.error_rate)} confidence"
     if decision.verdict == "worse":
         return f"at best {best}, {sure}"
     if decision.verdict == "not worse":

@@ -17,6 +17,7 @@ from agentic_iqa_local.state import (
 )
 
 WIDEST, NARROWEST = 100, 40  # columns of text
+NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 def named(row: Assessment) -> list[str]:
@@ -73,10 +74,11 @@ def wrapped(text: str, indent: str = "  ", hang: str = "  ") -> list[str]:
     """The lines of a text that fits the terminal; `indent` begins the first one, `hang` the
     others."""
     width = min(WIDEST, max(NARROWEST, shutil.get_terminal_size((WIDEST, 24)).columns))
-    safe = one_line(" ".join(text.split()))
-    return textwrap.wrap(
+    safe = one_line(" ".join(text.split())).replace(" %", f"{NO_BREAK}%")
+    lines = textwrap.wrap(
         safe, width, initial_indent=indent, subsequent_indent=hang, break_on_hyphens=False
     )
+    return [line.replace(NO_BREAK, " ") for line in lines]
 
 
 def safe_lines(lines: Sequence[str]) -> str:

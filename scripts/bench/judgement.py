@@ -1,4 +1,4 @@
-"""Measures what docs/judgement.md says of maps and of comparisons, on photographs that nothing was trained on.
+"""Measures what docs/measurements.md says of maps and of comparisons, on photographs that nothing was trained on.
 
     python scripts/bench/judgement.py maps PHOTOS MORE --out maps.jsonl
     python scripts/training/comparisons.py versions --photos PHOTOS --held-out --out versions.jsonl
