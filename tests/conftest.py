@@ -12,6 +12,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import numpy as np
 import pytest
+from browser import end_browser
 from hypothesis import HealthCheck, settings
 from PIL import Image
 
@@ -103,6 +104,12 @@ def _logging_as_before():
     root.handlers[:] = before[1]
     package.setLevel(logging.NOTSET)
     package.handlers.clear()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _browser_ends_with_its_file():
+    yield
+    end_browser()
 
 
 @pytest.fixture(scope="session")
