@@ -39,16 +39,17 @@ collect_ignore = [] if importlib.util.find_spec("vllm") else ["vllm_engine"]
 def pytest_collection_modifyitems(items):
     """The files that take longest begin first, or the last of them would run beside nothing (scripts/test.sh)."""
     first = (
-        "ray",
-        "batch",
-        "service",
-        "service_page",
-        "runner",
         "tutorial",
-        "iqa_tools",
+        "ray",
+        "service",
         "offline",
-        "doctor",
+        "mcp",
+        "runner",
+        "rating",
+        "iqa_tools",
         "study_run",
+        "doctor",
+        "batch",
     )
     names = [f"test_{name}" for name in first]
     items.sort(
