@@ -10,7 +10,7 @@ import pyte
 import pytest
 from acting import as_a_command
 from conftest import DATA
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_row import RATING, row_of
 from PIL import Image
@@ -100,6 +100,7 @@ def test_lines_fit_and_stand_below_each_other(columns):
     assert "_0003.jpg " in shown[1]  # the end tells frames of a series apart
 
 
+@settings(max_examples=40)
 @given(st.text(min_size=1, max_size=30))
 def test_no_line_of_a_picture_steers_a_terminal(name):
     failed = Assessment(image=name, query="rate", error=f"{name}: expected \x1b[2J none")

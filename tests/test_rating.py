@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -78,6 +79,7 @@ def settled(session, done):
         state = session.state()
         if done(state):
             return state
+        time.sleep(0.01)  # between two looks, or it would compete with what it waits for
 
 
 def rate_all(session, count):
