@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -30,32 +29,22 @@ LETTERS = {"pipeline": "letters"}
 HOSTILE = "<img src=x onerror=window.hit=1>.png"
 
 
-@contextmanager
-def served(folder, *options):
-    """A client of a service that ends with the status `ends_with`, which a test that kills it changes."""
+def begin(folder, *options):
+    """The process of a service, and its address."""
     temporary = folder / "tmp"
     temporary.mkdir(exist_ok=True)
     own = {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary), "AGENTIC_IQA_TOKEN": TOKEN}
-    environment = os.environ | own
     line = f"scripts/serve.py --cpu --port 0 --batches {folder / 'spool'} --pipeline agent"
-    words = [sys.executable, *line.split()]
+    words = [sys.executable, *line.split(), *options]
     log = folder / "log"
     with log.open("w+") as stderr:
-        process = subprocess.Popen([*words, *options], cwd=ROOT, env=environment, stderr=stderr)
-    try:
-        until = time.monotonic() + 600
-        while not (found := re.search(r"http://\S+:\d+(?=:)", log.read_text())):
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < until
-            time.sleep(0.1)
-        headers = {"Authorization": f"Bearer {TOKEN}"}
-        with httpx.Client(base_url=found[0], timeout=600, headers=headers) as client:
-            client.process, client.folder, client.ends_with = process, folder, 0
-            yield client
-    finally:
-        process.terminate()
-        status = process.wait(300)
-    assert status == client.ends_with
+        process = subprocess.Popen(words, cwd=ROOT, env=os.environ | own, stderr=stderr)
+    until = time.monotonic() + 600
+    while not (found := re.search(r"http://\S+:\d+(?=:)", log.read_text())):
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    return process, found[0]
 
 
 def png(seed, size=(200, 192)):
@@ -67,8 +56,13 @@ def png(seed, size=(200, 192)):
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
-    with served(tmp_path_factory.mktemp("service")) as client:
+    """A client of a service that ends as it should."""
+    with httpx.Client(timeout=600, headers={"Authorization": f"Bearer {TOKEN}"}) as client:
+        client.folder = tmp_path_factory.mktemp("service")
+        client.process, client.base_url = begin(client.folder)
         yield client
+        client.process.terminate()
+        assert client.process.wait(300) == 0
 
 
 def test_a_picture_is_answered_and_leaves_nothing(service):
@@ -332,7 +326,7 @@ def test_a_wrong_token_is_told_and_another_asked_for(service):
 
 
 def test_a_batch_goes_on_after_a_kill(service):
-    """The last test of this service, which it kills."""
+    """The service of the other tests is killed and started again, on another address."""
     pictures = [png(seed) for seed in range(12)]
     files = [("images", ("same.png", data)) for data in pictures]
     answer = service.post("/v1/batches", files=files, data=LETTERS)
@@ -341,27 +335,24 @@ def test_a_batch_goes_on_after_a_kill(service):
     while service.get(f"/v1/batches/{name}").json()["done"] < 3:
         time.sleep(0.05)
     service.process.kill()
-    service.ends_with = -signal.SIGKILL
-    service.process.wait()
+    assert service.process.wait() == -signal.SIGKILL
     assert len((service.folder / "spool" / name / "rows.jsonl").read_bytes().splitlines()) >= 3
     host = "::1" if socket.has_dualstack_ipv6() else "127.0.0.1"
-    with served(service.folder, "--host", host) as client:
-        while (status := client.get(f"/v1/batches/{name}").json())["state"] != "finished":
-            time.sleep(0.1)
-        assert (status["done"], status["failed"]) == (12, 0)
-        rows = [
-            json.loads(line) for line in client.get(f"/v1/batches/{name}/rows").text.splitlines()
-        ]
-        assert sorted(row["sha256"] for row in rows) == sorted(
-            hashlib.sha256(data).hexdigest() for data in pictures
-        )
-        assert len({row["image"] for row in rows}) == 12
-        assert len(client.get(f"/v1/batches/{name}/rows?from=10").text.splitlines()) == 2
-        page = client.get(f"/v1/batches/{name}/gallery")
-        assert page.text.count("UklGR") >= 12  # thumbnails in WebP, in base64
-        assert (
-            "script-src" not in page.headers["content-security-policy"]
-        )  # the page has its own policy
-        assert client.delete(f"/v1/batches/{name}").status_code == 204
-        assert client.get(f"/v1/batches/{name}").status_code == 404
-        assert not (service.folder / "spool" / name).exists()
+    service.process, service.base_url = begin(service.folder, "--host", host)
+    while (status := service.get(f"/v1/batches/{name}").json())["state"] != "finished":
+        time.sleep(0.1)
+    assert (status["done"], status["failed"]) == (12, 0)
+    rows = [json.loads(line) for line in service.get(f"/v1/batches/{name}/rows").text.splitlines()]
+    assert sorted(row["sha256"] for row in rows) == sorted(
+        hashlib.sha256(data).hexdigest() for data in pictures
+    )
+    assert len({row["image"] for row in rows}) == 12
+    assert len(service.get(f"/v1/batches/{name}/rows?from=10").text.splitlines()) == 2
+    page = service.get(f"/v1/batches/{name}/gallery")
+    assert page.text.count("UklGR") >= 12  # thumbnails in WebP, in base64
+    assert (
+        "script-src" not in page.headers["content-security-policy"]
+    )  # the page has its own policy
+    assert service.delete(f"/v1/batches/{name}").status_code == 204
+    assert service.get(f"/v1/batches/{name}").status_code == 404
+    assert not (service.folder / "spool" / name).exists()

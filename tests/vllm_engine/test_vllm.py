@@ -185,35 +185,28 @@ def test_other_pixel_limits_need_a_server_that_allows_them(url, photo):
         read(connect(url, max_pixels=128 * 128), photo.crop((0, 0, 256, 256)))
 
 
-@pytest.fixture(scope="module")
-def exact():
-    client = start(exact=True)
-    yield client
-    client.close()
-    torch.use_deterministic_algorithms(False)
-
-
-def test_the_exact_mode_gives_the_same_bits_and_reuses_nothing(exact, pictures):
-    """Batching and cached blocks change the order of sums, and so the last bits; the exact mode has neither."""
-    first = [read(exact, p) for p in pictures]
-    with ThreadPoolExecutor(len(pictures)) as pool:
-        assert list(pool.map(lambda p: read(exact, p), pictures)) == first
-    session = exact.open(pictures[:1])
-    session.read_letters(SCORING, ANSWER_PREFIX, LETTERS)
-    assert session.usage.reused == 0
-
-
-def test_an_engine_that_fails_is_lost_and_frees_its_memory(exact, pictures, monkeypatch):
-    """The last test of this engine."""
-    with pytest.raises(VLMError, match="vLLM refused"):  # a prompt beyond the context
-        read(exact, pictures[0], prompt=summarizer_prompt("blur " * 5000, None, scoring=True))
-    assert read(exact, pictures[0]).logprobs
-    exhausted = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-    monkeypatch.setattr(exact.engine.llm, "step", Mock(side_effect=exhausted))
-    for _ in range(2):  # every later call would fail too
-        with pytest.raises(ModelLost, match=r"Tried to allocate .*; .*lower max_in_flight"):
-            read(exact, pictures[0])
-    exact.close()
+def test_the_exact_mode_gives_the_same_bits_and_a_failed_engine_is_lost(pictures, monkeypatch):
+    """Batching and cached blocks change the order of sums, and so the last bits; the exact mode has neither. Then its
+    engine fails: every later call would fail too, and the memory is free."""
+    exact = start(exact=True)
+    try:
+        first = [read(exact, p) for p in pictures]
+        with ThreadPoolExecutor(len(pictures)) as pool:
+            assert list(pool.map(lambda p: read(exact, p), pictures)) == first
+        session = exact.open(pictures[:1])
+        session.read_letters(SCORING, ANSWER_PREFIX, LETTERS)
+        assert session.usage.reused == 0
+        with pytest.raises(VLMError, match="vLLM refused"):  # a prompt beyond the context
+            read(exact, pictures[0], prompt=summarizer_prompt("blur " * 5000, None, scoring=True))
+        assert read(exact, pictures[0]).logprobs
+        exhausted = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        monkeypatch.setattr(exact.engine.llm, "step", Mock(side_effect=exhausted))
+        for _ in range(2):
+            with pytest.raises(ModelLost, match=r"Tried to allocate .*; .*lower max_in_flight"):
+                read(exact, pictures[0])
+    finally:
+        exact.close()
+        torch.use_deterministic_algorithms(False)
     assert not hasattr(exact.engine, "llm")
 
 
