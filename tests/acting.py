@@ -70,6 +70,15 @@ class Acting(AssessWork):
 
 
 @dataclass(frozen=True)
+class Slow(Acting):
+    """Takes so long that a signal finds it at work."""
+
+    def row(self, item, services, observer):
+        time.sleep(0.25)
+        return super().row(item, services, observer)
+
+
+@dataclass(frozen=True)
 class Unloadable(Acting):
     def load(self, services):
         services.client("summarizer")

@@ -40,30 +40,44 @@ class Watched:
         ]
 
 
-@contextmanager
-def browser_page(*, size: str = "wide", dark: bool = False, **options) -> Iterator[Watched]:
-    """A new page in a browser of its own. `options` go to Playwright's `new_context`."""
-    from playwright.sync_api import sync_playwright
+_OPEN: list[Any] = []  # the browser of a file's tests, and what ends it
 
-    width, height = SIZES[size]
-    with sync_playwright() as playwright:
+
+def _browser() -> Any:
+    if not _OPEN:
+        from playwright.sync_api import sync_playwright
+
+        playwright = sync_playwright().start()
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        context = browser.new_context(
-            viewport={"width": width, "height": height},
-            color_scheme="dark" if dark else "light",
-            **options,
-        )
-        watched = Watched(page := context.new_page())
-        page.on("request", lambda request: watched.requests.append(request.url))
-        page.on("pageerror", lambda error: watched.complaints.append(str(error)))
-        page.on(
-            "console",
-            lambda said: said.type in ("error", "warning") and watched.complaints.append(said.text),
-        )
-        try:
-            yield watched
-        finally:
-            browser.close()
+        _OPEN.extend([browser, playwright.stop])
+    return _OPEN[0]
+
+
+def end_browser() -> None:
+    """Ends the browser that a file's tests share, if they had one."""
+    if _OPEN:
+        browser, stop = _OPEN
+        _OPEN.clear()
+        browser.close()
+        stop()
+
+
+@contextmanager
+def browser_page(*, size: str = "wide") -> Iterator[Watched]:
+    """A new page that shares nothing with other pages."""
+    width, height = SIZES[size]
+    context = _browser().new_context(viewport={"width": width, "height": height})
+    watched = Watched(page := context.new_page())
+    page.on("request", lambda request: watched.requests.append(request.url))
+    page.on("pageerror", lambda error: watched.complaints.append(str(error)))
+    page.on(
+        "console",
+        lambda said: said.type in ("error", "warning") and watched.complaints.append(said.text),
+    )
+    try:
+        yield watched
+    finally:
+        context.close()
 
 
 def axe_findings(page) -> list[str]:
@@ -83,3 +97,25 @@ def axe_findings(page) -> list[str]:
         if rule["impact"] in ("serious", "critical")
         for node in rule["nodes"]
     ]
+
+
+# of each form, whose buttons stay in sight and else lie over what axe-core looks at
+TO_THE_END = """for (const form of document.forms) {
+  form.scrollTop = form.scrollHeight;
+  form.scrollIntoView({ block: "end" });
+}"""
+
+
+def findings_of_looks(page) -> list[str]:
+    """What axe-core finds on the page as it is now, on a phone in the dark and on a wide screen by day, and whether it
+    is wider than the screen."""
+    found = []
+    for name, scheme in (("phone", "dark"), ("wide", "light")):
+        width, height = SIZES[name]
+        page.set_viewport_size({"width": width, "height": height})
+        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        page.evaluate(TO_THE_END)
+        found += axe_findings(page)
+        if not page.evaluate("document.documentElement.scrollWidth <= innerWidth"):
+            found.append(f"{name}: wider than the screen")
+    return found

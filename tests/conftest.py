@@ -12,6 +12,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import numpy as np
 import pytest
+from browser import end_browser
 from hypothesis import HealthCheck, settings
 from PIL import Image
 
@@ -38,16 +39,17 @@ collect_ignore = [] if importlib.util.find_spec("vllm") else ["vllm_engine"]
 def pytest_collection_modifyitems(items):
     """The files that take longest begin first, or the last of them would run beside nothing (scripts/test.sh)."""
     first = (
-        "ray",
-        "batch",
-        "service",
-        "service_page",
-        "runner",
         "tutorial",
-        "iqa_tools",
+        "ray",
+        "service",
         "offline",
-        "doctor",
+        "mcp",
+        "runner",
+        "rating",
+        "iqa_tools",
         "study_run",
+        "doctor",
+        "batch",
     )
     names = [f"test_{name}" for name in first]
     items.sort(
@@ -103,6 +105,12 @@ def _logging_as_before():
     root.handlers[:] = before[1]
     package.setLevel(logging.NOTSET)
     package.handlers.clear()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _browser_ends_with_its_file():
+    yield
+    end_browser()
 
 
 @pytest.fixture(scope="session")

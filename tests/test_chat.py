@@ -3,27 +3,17 @@
 import argparse
 import io
 import json
-import os
-import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
 
 from agentic_iqa_local.cli import chat
 from agentic_iqa_local.cli.console import Console
 from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.result import Assessment
 
-COMMAND = [sys.executable, "-m", "agentic_iqa_local", "chat"]
-ENVIRONMENT = os.environ | {
-    "OMP_NUM_THREADS": "1",
-    "CUDA_VISIBLE_DEVICES": "",
-    "PYTHONPATH": str(ROOT),
-}
 
-
-def test_piped_questions_are_json_lines_and_rows_of_a_file(photo, tmp_path):
+def test_piped_questions_are_json_lines_and_rows_of_a_file(photo, tmp_path, monkeypatch, capfd):
     photo.crop((0, 0, 224, 224)).save(photo_path := str(tmp_path / "photo.png"))
     out = tmp_path / "rows.jsonl"
     said = (
@@ -31,10 +21,10 @@ def test_piped_questions_are_json_lines_and_rows_of_a_file(photo, tmp_path):
         + b"x" * 5000
         + b"\nIs it noisy? yes or no\nQUIT\nRate it\n"
     )
-    line = [*COMMAND, photo_path, "--query", "Rate it", "--out", out, "--cpu"]
-    done = subprocess.run(line, input=said, capture_output=True, check=False, env=ENVIRONMENT)
-    errors = done.stderr.decode()
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(said)))
+    status = main(["chat", photo_path, "--query", "Rate it", "--out", str(out), "--cpu"])
+    told, errors = capfd.readouterr()
+    rows = [json.loads(line) for line in told.splitlines()]
     queries = ["Rate it", "And the plant?", "Is it noisy? yes or no"]
     assert [(row["query"], row["turn"], row["error"]) for row in rows] == [
         (q, i, None) for i, q in enumerate(queries, 1)
@@ -44,8 +34,8 @@ def test_piped_questions_are_json_lines_and_rows_of_a_file(photo, tmp_path):
     not_text, too_long = [line for line in errors.splitlines() if line.startswith("error: ")]
     assert "UTF-8" in not_text
     assert "at most 4000 characters" in too_long
-    assert "> " not in done.stdout.decode() + errors  # a prompt is for a terminal
-    assert done.returncode == 1  # two lines were no questions
+    assert "> " not in told + errors  # a prompt is for a terminal
+    assert status == 1  # two lines were no questions
 
 
 @pytest.mark.parametrize(

@@ -1,28 +1,26 @@
 """What a terminal shows of a batch: a live line, then one aligned line for each picture."""
 
-import os
 import pty
 import re
-import subprocess
-import sys
 import termios
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pyte
 import pytest
-from conftest import DATA, ROOT
-from hypothesis import given
+from acting import as_a_command
+from conftest import DATA
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_row import RATING, row_of
 from PIL import Image
 from rich.cells import cell_len
+from scripted import in_this_process
 
 from agentic_iqa_local.cli import console
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.output.picture_lines import picture_line
 from agentic_iqa_local.result import Assessment
-
-SCRIPT = str(ROOT / "scripts" / "assess.py")
 
 
 @pytest.fixture(scope="module")
@@ -37,29 +35,40 @@ def folder(tmp_path_factory):
     return place
 
 
-def on_a_terminal(*arguments) -> tuple[list[str], int, str]:
-    """The lines that are left on a screen of 80 columns, the exit status, and all that was sent."""
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (200, 80))
-    line = [sys.executable, SCRIPT, *map(str, arguments)]
-    process = subprocess.Popen(
-        line, stdout=theirs, stderr=theirs, stdin=theirs, env=os.environ | {"TERM": "xterm"}
-    )
-    os.close(theirs)
+def sent_to(terminal: int) -> bytes:
+    """All that is written to a terminal until its other end is closed."""
     sent = b""
-    with (
-        suppress(OSError),
-        open(ours, "rb", buffering=0) as file,
-    ):  # an error: the other end is closed
+    with suppress(OSError), open(terminal, "rb", buffering=0) as file:
         while part := file.read(65536):
             sent += part
-    screen = pyte.Screen(80, 200)
-    pyte.ByteStream(screen).feed(sent)
-    return [line.rstrip() for line in screen.display], process.wait(), sent.decode()
+    return sent
 
 
-def test_a_batch_on_a_terminal_of_80_columns(folder):
-    lines, status, sent = on_a_terminal(folder, "--cpu", "--pipeline", "letters")
+@pytest.fixture
+def on_a_terminal(monkeypatch):
+    """`command(*words)`: (the lines that are left on a screen of 80 columns, the exit status, all that was sent)."""
+    in_this_process(monkeypatch)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*words):
+        ours, theirs = pty.openpty()
+        termios.tcsetwinsize(theirs, (200, 80))
+        with ThreadPoolExecutor(1) as pool:
+            sent = pool.submit(sent_to, ours)
+            with monkeypatch.context() as patch, open(theirs, "w") as screen:
+                patch.setattr("sys.stderr", screen)
+                status = as_a_command(*words, stdout=screen.fileno())
+            sent = sent.result()
+        screen = pyte.Screen(80, 200)
+        pyte.ByteStream(screen).feed(sent)
+        return [line.rstrip() for line in screen.display], status, sent.decode()
+
+    return run
+
+
+def test_a_batch_on_a_terminal_of_80_columns(folder, on_a_terminal):
+    lines, status, sent = on_a_terminal("assess", folder, "--cpu", "--pipeline", "letters")
     assert status == 1
     assert "0/4 pictures" in sent  # there was a live line
     assert not any("/4 pictures" in line for line in lines)  # and nothing is left of it
@@ -101,6 +110,7 @@ def test_lines_fit_and_stand_below_each_other(columns):
     assert "_0003.jpg " in shown[1]  # the end tells frames of a series apart
 
 
+@settings(max_examples=40)
 @given(st.text(min_size=1, max_size=30))
 def test_no_line_of_a_picture_steers_a_terminal(name):
     failed = Assessment(image=name, query="rate", error=f"{name}: expected \x1b[2J none")

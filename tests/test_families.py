@@ -76,7 +76,9 @@ def test_a_row_warns_where_pixels_were_changed(client, photo, services, tmp_path
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_gives_the_letters_of_a_plain_pass_and_a_row(preset, photo, photo_path, tmp_path):
+def test_a_preset_gives_the_letters_of_a_plain_pass_and_a_row(
+    preset, photo, photo_path, services, tmp_path
+):
     settings = choose_settings(config=preset, model=str(build(preset, tmp_path / "model")))
     (backend,) = settings.backends
     model = TransformersClient("model", settings.model(backend), "cpu")
@@ -91,7 +93,8 @@ def test_a_preset_gives_the_letters_of_a_plain_pass_and_a_row(preset, photo, pho
     start = len(model.tokenizer.encode(text))
     for letter, token in found.token_ids.items():
         assert model.tokenizer.encode(text + words.get(letter, letter))[start] == token
-    row = assess(photo_path, services=Services(settings, "cpu", {backend: model}))
+    own = Services(settings, "cpu", {backend: model}, services.tools)
+    row = assess(photo_path, pipeline="letters", services=own)
     assert row.error is None
     # 512×512: a whole view of 27×27 tokens, and 2×2 tiles of 27×27 with a token at the end of each line
     assert row.seen.tokens == 729 + 54 * 54 + 54

@@ -41,10 +41,7 @@ from scripts.make_gguf import convert, window_pattern
 
 # The vision part's sums in float32 come in another order, through many layers: measured 9·10⁻⁴ at most
 FLOAT, EIGHT_BIT = 1e-3, 0.05  # nats
-SIZES = [
-    (512, 512), (448, 448), (392, 280), (308, 420), (300, 200),
-    (800, 600), (64, 64), (1000, 90), (97, 411), (640, 480),
-]  # fmt: skip
+SIZES = [(512, 512), (392, 280), (308, 420), (64, 64), (1000, 90), (800, 600)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -208,10 +205,10 @@ def test_whole_assessments_agree(ours, services, photo_path, options):
         assert row.q == pytest.approx(theirs.q, abs=0.005)
 
 
-def test_a_batch_of_eight(ours, pictures, theirs):
-    many = ours.read_many([[x] for x in pictures[:8]], SCORING, ANSWER_PREFIX, LETTERS)
-    assert max(map(apart, many.reads, theirs[:8])) < FLOAT
-    assert many.usage.calls == 8
+def test_a_batch_of_six(ours, pictures, theirs):
+    many = ours.read_many([[x] for x in pictures], SCORING, ANSWER_PREFIX, LETTERS)
+    assert max(map(apart, many.reads, theirs)) < FLOAT
+    assert many.usage.calls == 6
 
 
 def test_words_of_a_query_are_no_special_tokens(ours, client, pictures):

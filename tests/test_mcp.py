@@ -58,18 +58,18 @@ def answers(folder):
         "nul": ("assess", {"path": "0.png\x00"}),
         "pipeline": ("assess", {"path": "0.png", "pipeline": "other"}),
     }
-    found = {}
+    found, stdout = {}, folder.parent / "stdout"
 
     async def talk():
-        line = StdioServerParameters(
-            command=sys.executable, args=[*COMMAND, str(folder)], env=ENVIRONMENT
-        )
+        kept = ["-c", 'exec "$@" | tee "$0"', str(stdout), sys.executable, *COMMAND, str(folder)]
+        line = StdioServerParameters(command="sh", args=kept, env=ENVIRONMENT)
         async with Client(stdio_client(line)) as client:
             found["tools"] = (await client.list_tools()).tools
             for name, (tool, arguments) in calls.items():
                 found[name] = await client.call_tool(tool, arguments)
 
     anyio.run(talk)
+    found["stdout"] = stdout.read_text()
     return found
 
 
@@ -123,6 +123,12 @@ def test_an_error_is_a_sentence_and_nothing_outside_is_read(answers, name, words
     assert "\n" not in said(answers[name])
 
 
+def test_stdout_is_the_protocols_also_while_models_are_loaded(answers):
+    messages = [json.loads(line) for line in answers["stdout"].splitlines()]
+    assert {message["jsonrpc"] for message in messages} == {"2.0"}
+    assert len(messages) > len(ERRORS)
+
+
 def test_an_odd_name_within_the_root_is_read(answers):
     assert not answers["hostile"].is_error
     assert "\x1b" not in said(answers["hostile"])
@@ -150,10 +156,7 @@ def send(process: subprocess.Popen, message: dict) -> None:
     process.stdin.flush()
 
 
-def test_a_closed_stdin_ends_it_and_stdout_is_the_protocols(server):
-    call = {"name": "assess", "arguments": {"path": "0.png", "pipeline": "letters"}}
-    send(server, {"id": 2, "method": "tools/call", "params": call})
-    assert json.loads(server.stdout.readline())["id"] == 2
+def test_a_closed_stdin_ends_it(server):
     rest, errors = server.communicate(timeout=600)
     assert (server.returncode, rest) == (0, "")
     assert "Traceback" not in errors

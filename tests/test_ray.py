@@ -26,7 +26,7 @@ ENVIRONMENT = {
 }
 
 
-def test_rows_of_two_workers_are_those_of_one_assessment(photo, services, tmp_path):
+def test_rows_of_a_worker_are_those_of_one_assessment(photo, services, tmp_path):
     for number in range(2):
         photo.crop((8 * number, 0, 8 * number + 192, 224)).save(tmp_path / f"{number}.png")
     (tmp_path / "2.png").write_bytes(b"no picture")
@@ -39,7 +39,7 @@ def test_rows_of_two_workers_are_those_of_one_assessment(photo, services, tmp_pa
         "--cluster",
         "local",
         "--workers",
-        "2",
+        "1",
     ]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     done = subprocess.run([*map(str, line), "--resume"], capture_output=True, text=True, env=clean)
@@ -114,15 +114,21 @@ def test_a_killer_costs_no_worker_and_a_lost_node_no_picture(cluster, add_node, 
     assert "raylet" not in "".join(capfd.readouterr())  # Ray's own words
 
 
-def test_what_loses_three_workers_is_a_failed_row(cluster, add_node, tmp_path):
-    add_node("only")
+@pytest.fixture(scope="module")
+def only_node(cluster):
+    """A node for the tests that need no other."""
+    return cluster.add_node(**NODE, node_name="only", env_vars=ENVIRONMENT)
+
+
+@pytest.mark.usefixtures("only_node")
+def test_what_loses_three_workers_is_a_failed_row(cluster, tmp_path):
     found = by_name(acting(cluster, 1).rows(items(tmp_path, "kill", "a", "b")))
     assert found.pop("kill").startswith("3 workers were lost that had this image, the last: ")
     assert all(error.startswith("made by ") for error in found.values())
 
 
-def test_workers_that_are_lost_without_a_row_end_the_batch(cluster, add_node, tmp_path):
-    add_node("only")
+@pytest.mark.usefixtures("only_node")
+def test_workers_that_are_lost_without_a_row_end_the_batch(cluster, tmp_path):
     rows = acting(cluster, 1).rows(items(tmp_path, *(f"kill-{number}" for number in range(5))))
     said = "3 workers were lost without a row between them, the last: "
     with pytest.raises(BatchError, match=said):

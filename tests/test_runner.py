@@ -19,7 +19,6 @@ from scripted import loaded_batch
 from agentic_iqa_local.api import Conversation, choose_settings
 from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.batch.runner import BatchError, Runner
-from agentic_iqa_local.batch.work import AssessWork
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.images.files import ImageError
 from agentic_iqa_local.iqa_tools import ToolError
@@ -178,9 +177,7 @@ def test_a_process_does_not_outlive_its_parent(tmp_path):
 
 
 def test_several_at_once_give_what_one_assessment_gives(crops, services):
-    settings = load_settings()
-    runner = Runner(AssessWork(settings, "letters"), jobs=3)
-    runner.load()
+    runner = loaded_batch(services, "letters", jobs=3)
     found = {row.image: row for row in runner.rows([*crops, crops[2]])}
     for item in crops:
         alone = assess(item.image, pipeline="letters", services=services)

@@ -1,15 +1,32 @@
 """docs/tutorial.md: every command of it runs, as it stands, in a folder that holds what a checkout does."""
 
 import json
-import os
 import re
+import runpy
 import shlex
 import subprocess
-import sys
 
 from acting import as_a_command
 from conftest import ROOT
 from scripted import in_this_process
+
+
+def run(line: str, monkeypatch) -> int:
+    """The exit status of a command; those of Python run in this process."""
+    name, *words = shlex.split(line)
+    if name == "agentic-iqa":
+        return as_a_command(*words)
+    if name != "python":
+        return subprocess.run(line, shell=True).returncode
+    if words[0] == "-c":
+        exec(words[1], {})
+        return 0
+    monkeypatch.setattr("sys.argv", words)
+    try:
+        runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as ended:
+        return ended.code or 0
+    return 0
 
 
 def test_what_the_tutorial_says_comes_true(tmp_path, monkeypatch, capfd):
@@ -17,21 +34,13 @@ def test_what_the_tutorial_says_comes_true(tmp_path, monkeypatch, capfd):
     for name in ("tests", "models", "configs", "scripts"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(
-        "PATH", os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-    )
     in_this_process(monkeypatch)
     blocks = re.findall(
         r"```bash\n(.*?)```", (ROOT / "docs/tutorial.md").read_text(encoding="utf-8"), re.DOTALL
     )
     printed = {}
     for line in "".join(blocks).splitlines():
-        name, *words = shlex.split(line)
-        status = (
-            as_a_command(*words)
-            if name == "agentic-iqa"
-            else subprocess.run(line, shell=True).returncode
-        )
+        status = run(line, monkeypatch)
         told = capfd.readouterr()
         assert status == 0, f"{line}\n{told.out}\n{told.err}"
         printed[line] = told.out
