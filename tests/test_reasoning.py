@@ -42,11 +42,11 @@ def judged(kind: str, severity: str) -> DistortionAnalysis:
         (evidence("unclear"), "The severity of noise cannot be told."),
         (
             evidence(None, damaged_part="top left"),
-            "LocalNR's map has the damage in the top left quarter.",
+            "The damage lies in the top left quarter.",
         ),
         (
             evidence(None, damaged_part="middle"),
-            "LocalNR's map has the damage in the middle.",
+            "The damage lies in the middle.",
         ),
         (
             None,

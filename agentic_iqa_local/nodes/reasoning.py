@@ -255,7 +255,7 @@ def _sentence(finding: Finding) -> str:
 def _place(evidence: ExecutorOutput) -> list[str]:
     """A sentence that says where the damage is; none where that was not measured."""
     part = evidence.damaged_part
-    return [f"LocalNR's map has the damage {_at(part)}."] if part else []
+    return [f"The damage lies {_at(part)}."] if part else []
 
 
 def _at(part: str) -> str:
