@@ -82,6 +82,13 @@ def test_words_that_contradict_what_was_found_give_way_to_it(text, stands):
     assert said == (text if stands else "Moderate noise: It shows.")
 
 
+def test_damage_of_a_part_is_not_spread_over_the_picture():
+    said = reasoned(
+        "Moderate noise is everywhere.", evidence("moderate", damaged_part="middle"), None, None
+    )
+    assert said == "The damage lies in the middle. Moderate noise: It shows."
+
+
 @pytest.mark.parametrize(
     ("text", "stands"),
     [

@@ -271,7 +271,7 @@ def fitted(name: str, rows: list[dict]) -> dict:
     )
     model.fit(terms / spread, wanted, sample_weight=share)
     claim_weights = weights_of(model, spread)
-    p = dict(zip(model.classes_, unseen.T, strict=True))
+    p = dict(zip(model.classes_, np.asarray(unseen).T, strict=True))
     record = {
         "counts": COUNTS.get(name, "more"),
         "measures": measures,
