@@ -276,6 +276,7 @@ class Detection(BaseModel):
     # LocalNR reads blur, but the sharpest part is sharp: the background is out of focus
     shallow_focus: bool = False
     in_part: bool = False  # one part alone stands out by damage that is found
+    blurred_part: str | None = None  # the ninth of the picture that alone is blurred
     # the probability that the content is unlike a photograph; None with a reference
     graphic: float | None = None
     error: str | None = None  # why LocalNR could not read it
@@ -314,7 +315,8 @@ class ExecutorOutput(BaseModel):
     severity_probabilities: dict[str, dict[str, dict[str, float]]] | None = None
     selected_tools: dict[str, dict[str, str]] | None = None
     tool_logs: list[ToolExecutionLog] = Field(default_factory=list)
-    # where LocalNR's map has the damage: a quarter ("top left"), a ninth ("middle") or "everywhere".
+    # where the damage lies, by LocalNR's map or as a blurred part: a quarter ("top left"), a ninth
+    # ("middle") or "everywhere".
     # None where the query does not ask for a place and no part alone is damaged, the tool sees no
     # damage, or it could not run.
     damaged_part: str | None = None

@@ -4,8 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFilter
+from scipy import ndimage
 
+from agentic_iqa_local.iqa_tools.blurred_part import NONE, blurred_part
 from agentic_iqa_local.iqa_tools.detector import load_detector, load_measures, logit
 from agentic_iqa_local.iqa_tools.local_nr import standing_out
 from agentic_iqa_local.iqa_tools.measures import EDGE, EVEN, FEWEST, measured, shown
@@ -51,6 +53,45 @@ def test_shares_of_clipped_pixels_and_the_white_point():
     assert half_white["middle"] in (pytest.approx(0.4), pytest.approx(0.7), pytest.approx(1))
     assert half_white["black point"] == pytest.approx(0.4)
     assert "50 %" in shown("blown out", half_white)
+
+
+def test_a_cast_colours_white_and_leaves_black():
+    """Greys of which blue is halved: white is (255, 255, 127), and a line through all is black at 0."""
+    ramp = np.repeat(np.arange(256, dtype=np.uint8)[None], 256, 0)
+    cast = measured(np.stack([ramp, ramp, ramp // 2], -1))
+    assert cast["white green"] == pytest.approx(255 - (255 + 127) / 2, abs=1)
+    assert cast["white range"] == pytest.approx(math.log1p(128), rel=0.01)
+    assert cast["one hue"] == pytest.approx(1, abs=0.01)
+    assert cast["chroma at black"] == pytest.approx(0, abs=0.7)  # within half a step of rounding
+    assert measured(np.stack([ramp] * 3, -1))["white chroma"] == pytest.approx(0, abs=1e-3)
+
+
+def test_a_strong_cast_is_found(photo):
+    cast = np.clip(np.asarray(photo) + np.array([30.0, -40, 30]), 0, 255).astype(np.uint8)
+    assert "Color distortions" in said_of(cast)
+
+
+def test_the_part_without_detail_is_where_it_was_made():
+    """Noise, but for a rectangle of a third of each side, whose cells have no detail at all."""
+    noise = RNG.normal(128, 40, (384, 384))
+    noise[128:256, 200:328] = 128
+    part = blurred_part(noise)
+    assert (part["part x"], part["part y"]) == pytest.approx((264 / 384, 192 / 384), abs=0.02)
+    assert part["step of detail"] > 3
+    assert blurred_part(noise[:100, :100]) == NONE
+
+
+def test_a_blurred_ninth_is_found_and_shallow_focus_is_none(photo):
+    sharp = np.asarray(photo, np.float32)
+    soft = np.asarray(photo.filter(ImageFilter.GaussianBlur(4)), np.float32)
+    rows, columns = (side // 3 for side in sharp.shape[:2])
+    mask = np.zeros(sharp.shape[:2])
+    mask[rows : 2 * rows, columns : 2 * columns] = 1
+    mixed = np.rint(mask[..., None] * soft + (1 - mask[..., None]) * sharp).astype(np.uint8)
+    assert "Blurs" in said_of(mixed)
+    around = ndimage.gaussian_filter(1 - mask, 12)[..., None]
+    shallow = np.rint(around * soft + (1 - around) * sharp).astype(np.uint8)
+    assert "Blurs" not in said_of(shallow)
 
 
 @pytest.mark.parametrize(

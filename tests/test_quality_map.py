@@ -102,7 +102,7 @@ def test_a_map_finds_the_damaged_quarter(mapped, damaged, services):
 def test_a_question_where_the_damage_is_names_the_quarter(damaged, services):
     row = assess(damaged, query="Where is the damage?", services=services)
     assert row.evidence.damaged_part == "bottom right"
-    assert "LocalNR's map has the damage in the bottom right quarter." in row.quality_reasoning
+    assert "The damage lies in the bottom right quarter." in row.quality_reasoning
 
 
 def test_a_picture_without_a_map_says_why(damaged, photo, services, tmp_path):

@@ -42,11 +42,11 @@ def judged(kind: str, severity: str) -> DistortionAnalysis:
         (evidence("unclear"), "The severity of noise cannot be told."),
         (
             evidence(None, damaged_part="top left"),
-            "LocalNR's map has the damage in the top left quarter.",
+            "The damage lies in the top left quarter.",
         ),
         (
             evidence(None, damaged_part="middle"),
-            "LocalNR's map has the damage in the middle.",
+            "The damage lies in the middle.",
         ),
         (
             None,
@@ -80,6 +80,13 @@ def test_the_models_words_stand_as_they_are_and_the_notes_follow(picture):
 def test_words_that_contradict_what_was_found_give_way_to_it(text, stands):
     said = reasoned(text, evidence("moderate"), None, None)
     assert said == (text if stands else "Moderate noise: It shows.")
+
+
+def test_damage_of_a_part_is_not_spread_over_the_picture():
+    said = reasoned(
+        "Moderate noise is everywhere.", evidence("moderate", damaged_part="middle"), None, None
+    )
+    assert said == "The damage lies in the middle. Moderate noise: It shows."
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from agentic_iqa_local.nodes.replies import detection_reply
 from agentic_iqa_local.nodes.tool_runs import ROLE, Task
 from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.score_fusion import letter_probabilities, written_probabilities
-from agentic_iqa_local.state import DISTORTION_TYPES, Box, Detection, FamilyDetection
+from agentic_iqa_local.state import DISTORTION_TYPES, Box, Detection, FamilyDetection, ninth
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
 
 logger = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ def _with_measures(
 ) -> dict[str, float]:
     """The log-ratios of families with what the whole picture's pixels say, which a part of it would
     not: a part may well be dark. Notes which side of a right exposure they say, whether pixels are
-    enlarged, and whether only the background is out of focus."""
+    enlarged, whether only the background is out of focus, and where a part is blurred."""
     record = load_measures()
     least = _least()
     combined = record.with_measures(read, measures, least)
@@ -142,6 +142,9 @@ def _with_measures(
     detection.pixelation = expit(record.measurements["grid"].log_ratios(measures)["Compression"])
     parts = [one for name, one in record.measurements.items() if name.startswith("part ")]
     detection.in_part = any(max(one.log_ratios(measures).values()) > least for one in parts)
+    if record.measurements["part with Blurs"].log_ratios(measures)["Blurs"] > least:
+        x, y = round(1000 * measures["part x"]), round(1000 * measures["part y"])
+        detection.blurred_part = ninth((x, y, x, y), 1000, 1000)
     is_soft = measures["softest"] < SOFT
     detection.shallow_focus = is_soft and read["Blurs"] > least > combined["Blurs"]
     return combined

@@ -83,7 +83,8 @@ def gather(task: Task) -> None:
         _warn_of_regions_without_place(task)
     whole = (evidence.detection or {}).get("Global")
     if asks_where(task.query) or (whole and whole.in_part):
-        evidence.damaged_part = _damaged_part(bench)
+        blurred = whole.blurred_part if whole else None
+        evidence.damaged_part = blurred or _damaged_part(bench)
     evidence.uncertainty = doubts(evidence)
 
 

@@ -45,6 +45,7 @@ _CLEAN = re.compile(
     r"|\b(picture|image|photo(graph)?) is (clean|undamaged|pristine)\b",
     re.IGNORECASE,
 )
+_ALL_OVER = re.compile(r"\b(everywhere|all over|throughout|whole|entire)\b", re.IGNORECASE)
 _LEVEL = re.compile(rf"\bquality is ({'|'.join(LETTER_WORDS.values())})\b", re.IGNORECASE)
 
 
@@ -95,9 +96,11 @@ def agrees(
     text: str, evidence: ExecutorOutput, fusion: FusionResult | None, choices: Choices = None
 ) -> bool:
     """Whether a text can be the reason of an answer: it names no other answer or level, and it
-    tells what was found, the worst of it at least, with its severity and nothing else. Where nobody
-    looked for distortions it must not speak of any."""
+    tells what was found, the worst of it at least, with its severity and nothing else, and spreads
+    no damage of a part over the picture. Where nobody looked for distortions it must not speak of any."""
     if not (in_english(text) and _names_the_answer(text, fusion, choices)):
+        return False
+    if evidence.damaged_part not in (None, EVERYWHERE) and _ALL_OVER.search(text):
         return False
     if not evidence.distortion_analysis:
         return _judged_directly(evidence, fusion) or _leaves_distortions_out(text)
@@ -263,7 +266,7 @@ def _sentence(finding: Finding) -> str:
 def _place(evidence: ExecutorOutput) -> list[str]:
     """A sentence that says where the damage is; none where that was not measured."""
     part = evidence.damaged_part
-    return [f"LocalNR's map has the damage {_at(part)}."] if part else []
+    return [f"The damage lies {_at(part)}."] if part else []
 
 
 def _at(part: str) -> str:

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 from graphics import KINDS, draw
 from local_nr import parts_of
 from local_nr_pool import split
+from measures import photograph_of
 from questions import FAMILIES
 
 from agentic_iqa_local import assess
@@ -107,7 +108,7 @@ def clean(args: argparse.Namespace, ask: Ask) -> None:
     """Held-out clean photographs."""
     files = list(split(args.photos)[1])
     rows = [ask(Image.open(file).convert("RGB"), part="clean", file=file.name) for file in files]
-    groups = [file.name.rsplit("_", 1)[0] for file in files]
+    groups = [photograph_of(file.name) for file in files]
     share("clean: no distortion said", [not found(row) for row in rows], groups)
     share("clean: Good or better", [row.q >= 3.5 for row in rows], groups)
 

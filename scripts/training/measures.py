@@ -8,6 +8,7 @@ The measures of each picture are kept in --work. About 0.3 seconds a picture on 
 
 import argparse
 import json
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from local_nr_pool import graded, split
 from PIL import Image
 from scipy import ndimage
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GroupKFold, cross_val_predict
 
 from agentic_iqa_local.files import write_whole
 from agentic_iqa_local.iqa_tools.detector import (
@@ -31,13 +33,14 @@ from agentic_iqa_local.iqa_tools.detector import (
 from agentic_iqa_local.iqa_tools.local_nr import STANDS_OUT
 from agentic_iqa_local.iqa_tools.measures import measured
 
-SEED, RESAVED, PENALTY = 20261128, 0.4, 0.1
+SEED, RESAVED, PENALTY, FOLDS = 20261128, 0.4, 0.1, 5
 # Of the sound pictures of the training each family may be claimed; of blur it only confirms what LocalNR reads
 ALARMS = {
-    "Brightness change": 0.012,
-    "Contrast": 0.005,
-    "Compression": 0.02,
-    "Blurs": 0.1,
+    "tones": {"Brightness change": 0.03, "Contrast": 0.01},
+    "colours": {"Color distortions": 0.03},
+    "grid": {"Compression": 0.02},
+    "focus": {"Blurs": 0.1},
+    "part with Blurs": {"Blurs": 0.025},
 }
 SOURCE = "damaged and clean tiles of the training photographs (scripts/training/measures.py)"
 Damage = Callable[[np.ndarray, np.random.Generator], np.ndarray]  # uint8 H×W×3
@@ -53,12 +56,11 @@ def gain(image: np.ndarray, rng: np.random.Generator, factor: float) -> np.ndarr
 
 def in_light(image: np.ndarray, stops: np.ndarray) -> np.ndarray:
     """The picture with each channel's light changed by so many stops (sRGB, IEC 61966-2-1)."""
-    unit = image / 255
+    unit = np.arange(256)[:, None] / 255
     light = np.where(unit <= 0.04045, unit / 12.92, ((unit + 0.055) / 1.055) ** 2.4) * 2.0**stops
     light = np.clip(light, 0, 1)
-    return _whole(
-        255 * np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
-    )
+    curve = np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
+    return np.take_along_axis(_whole(255 * curve), image.reshape(-1, 3), 0).reshape(image.shape)
 
 
 def exposed(image: np.ndarray, rng: np.random.Generator, low: float, high: float) -> np.ndarray:
@@ -112,6 +114,19 @@ def shallow(image: np.ndarray, rng: np.random.Generator, sigma: float) -> np.nda
     )
 
 
+def in_a_ninth(image: np.ndarray, rng: np.random.Generator, name: str) -> np.ndarray:
+    """Damage of severity 3 to 5 in a ninth of the picture, in every other with a soft border."""
+    height, width = image.shape[:2]
+    rows, columns = height // 3, width // 3
+    top, left = rng.integers(0, height - rows + 1), rng.integers(0, width - columns + 1)
+    mask = np.zeros((height, width), np.float32)
+    mask[top : top + rows, left : left + columns] = 1
+    if rng.random() < 0.5:
+        mask = ndimage.gaussian_filter(mask, 6)
+    damaged = kind(image, rng, name, low=3)
+    return _whole(mask[..., None] * damaged + (1 - mask[..., None]) * image)
+
+
 def kind(
     image: np.ndarray, rng: np.random.Generator, name: str, low: int = 2, high: int = 5
 ) -> np.ndarray:
@@ -131,9 +146,9 @@ DAMAGES: dict[str, tuple[str, Damage]] = {
     "brighten": ("washed out", partial(kind, name="brighten")),
     "contrast up": ("more contrast", partial(kind, name="contrast_increase")),
     "contrast down": ("less contrast", partial(kind, name="contrast_decrease")),
-    "cast": ("", partial(kind, name="colour_cast", low=3)),
-    "white balance": ("", partial(white_balance, stops=0.7)),
-    "tint": ("", partial(tinted, stops=0.4)),
+    "cast": ("colour cast", partial(kind, name="colour_cast", low=3)),
+    "white balance": ("colour cast", partial(white_balance, stops=0.7)),
+    "tint": ("colour cast", partial(tinted, stops=0.4)),
     "desaturate": ("", partial(kind, name="desaturate")),
     "mosaic 4": ("pixelation", partial(mosaic, side=4)),
     "mosaic 8": ("pixelation", partial(mosaic, side=8)),
@@ -145,6 +160,8 @@ DAMAGES: dict[str, tuple[str, Damage]] = {
     "upscale": ("blur", partial(kind, name="upscale")),
     "shallow 6": ("", partial(shallow, sigma=6)),
     "shallow 12": ("", partial(shallow, sigma=12)),
+    "blurred ninth": ("blur of a part", partial(in_a_ninth, name="gaussian_blur")),
+    "smeared ninth": ("blur of a part", partial(in_a_ninth, name="motion_blur")),
     "jpeg": ("", partial(kind, name="jpeg", low=1, high=4)),
     "noise": ("", partial(kind, name="white_noise")),
     "strong jpeg": ("", lambda image, rng: saved_as_jpeg(image, int(rng.integers(4, 21)))),
@@ -159,29 +176,38 @@ TONES = (
     "clipped",
     "clipped white",
 )
-TONES += ("nearly clipped", "crushed", "nearly crushed")
+TONES += ("nearly clipped", "crushed", "nearly crushed", "lightest", "spike", "middle by white")
+COLOURS = ("white chroma", "white range", "white blue", "white green", "light green", "agreement")
+COLOURS += ("chroma at black", "edges magenta", "one hue", "clipped to white")
+COLOURS += ("clipped white", "spike")
+PART = ("step of detail", "detail in part", "contrast in part")
+NINTHS = ("blurred ninth", "smeared ninth")
 FAMILIES = {
     "too dark": "Brightness change",
     "blown out": "Brightness change",
     "washed out": "Brightness change",
     "more contrast": "Contrast",
     "less contrast": "Contrast",
+    "colour cast": "Color distortions",
     "pixelation": "Compression",
     "blur": "Blurs",
+    "blur of a part": "Blurs",
 }
 # By measurement: the measures, the claims, and the damages that tell nothing of it
 MEASUREMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "tones": (TONES, ("too dark", "blown out", "washed out", "more contrast", "less contrast"), ()),
+    "colours": (COLOURS, ("colour cast",), ()),
     "grid": (("pixelation",), ("pixelation",), ()),
     "focus": (
         ("sharpest", "softest"),
         ("blur",),
-        ("noise", "jpeg", "strong jpeg", "mosaic 4", "mosaic 8", "mosaic", "nearest"),
+        ("noise", "jpeg", "strong jpeg", "mosaic 4", "mosaic 8", "mosaic", "nearest", *NINTHS),
     ),
+    "part with Blurs": (PART, ("blur of a part",), ()),
 }
-# Pictures that a measurement must not claim, which set its threshold
-SOUND = {"tones": {"clean"}, "grid": {"clean", "jpeg", "strong jpeg"}, "focus": {"clean"}}
-COUNTS = {"tones": "alone", "grid": "more", "focus": "less"}
+# Pictures that a measurement must not claim, which set its threshold; if no others, clean ones
+SOUND = {"grid": {"clean", "jpeg", "strong jpeg"}}
+COUNTS = {"tones": "alone", "focus": "less"}  # the rest "more"
 
 
 def part_of(family: str) -> dict:
@@ -221,25 +247,33 @@ def readings(files: list[Path], every: int, kept: Path) -> list[dict]:
 
 def fitted(name: str, rows: list[dict]) -> dict:
     """A measurement's part of the file: multinomial logistic regression; clean photographs weigh as much as all
-    damages together."""
+    damages together. Its thresholds and record are of photographs that a fit has not seen (cross-validation)."""
     measures, claims, unclear = MEASUREMENTS[name]
     rows = [row for row in rows if row["damage"] not in unclear]
     inputs = np.array([[row[measure] for measure in measures] for row in rows])
     wanted = np.array([claim_of(row, claims) for row in rows])
-    clean = np.array([row["damage"] in SOUND[name] for row in rows])
+    clean = np.array([row["damage"] in SOUND.get(name, {"clean"}) for row in rows])
     share = np.where(clean, (~clean).sum() / clean.sum(), 1.0)
     centre, scale = inputs.mean(0), inputs.std(0)
     terms = np.stack([terms_of(row, centre, scale) for row in inputs])[:, 1:]
     if len(measures) == 1:
         terms = terms[:, :1]
     spread = terms.std(0)
-    model = LogisticRegression(C=PENALTY, max_iter=5000).fit(
-        terms / spread, wanted, sample_weight=share
+    model = LogisticRegression(C=PENALTY, max_iter=5000)
+    unseen = cross_val_predict(
+        model,
+        terms / spread,
+        wanted,
+        groups=[photograph_of(row["file"]) for row in rows],
+        cv=GroupKFold(FOLDS, shuffle=True, random_state=0),
+        method="predict_proba",
+        params={"sample_weight": share},
     )
+    model.fit(terms / spread, wanted, sample_weight=share)
     claim_weights = weights_of(model, spread)
-    p = dict(zip(model.classes_, model.predict_proba(terms / spread).T, strict=True))
+    p = dict(zip(model.classes_, np.asarray(unseen).T, strict=True))
     record = {
-        "counts": COUNTS[name],
+        "counts": COUNTS.get(name, "more"),
         "measures": measures,
         "centre": rounded(centre),
         "scale": rounded(scale),
@@ -252,9 +286,17 @@ def fitted(name: str, rows: list[dict]) -> dict:
     for family in dict.fromkeys(FAMILIES[claim] for claim in claims):
         of = [claim for claim in claims if FAMILIES[claim] == family]
         record["families"][family] = record_of(
-            np.sum([p[claim] for claim in of], axis=0), np.isin(wanted, of), clean, ALARMS[family]
+            np.sum([p[claim] for claim in of], axis=0),
+            np.isin(wanted, of),
+            clean,
+            ALARMS[name][family],
         )
     return record
+
+
+def photograph_of(file: str) -> str:
+    """The photograph of which a file is a tile."""
+    return re.sub(r"_\d\.webp$", "", file)
 
 
 def claim_of(row: dict, claims: tuple[str, ...]) -> str:
@@ -319,8 +361,8 @@ def main() -> None:
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     train, held_out = split(args.photos)
-    known = readings(train[::3], 4, args.work / "train.json")
-    unseen = readings(held_out[::2], 2, args.work / "held_out.json")
+    known = readings(train, 6, args.work / "train.json")
+    unseen = readings(held_out, 3, args.work / "held_out.json")
     made = {"source": SOURCE, "measurements": {name: fitted(name, known) for name in MEASUREMENTS}}
     shares(made, unseen)
     made["measurements"] |= {f"part with {family}": part_of(family) for family in STANDS_OUT}
