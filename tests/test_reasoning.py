@@ -198,7 +198,7 @@ D = {"A": 0.1, "B": 0.1, "C": 0.1, "D": 0.7}
 def test_the_reason_of_a_choice_is_what_decided_it(known, p, text, said):
     letter = max(p, key=p.get)
     answer = f"The most probable answer is {CHOICES['ABCD'.index(letter)]} ({p[letter]:.2f})"
-    begun = f"{answer}: by a measurement it has {p[letter]:.2f}, by the model's letters 0.25."
+    begun = f"{answer}, by a measurement alone: the model's own answer (0.25) changes nothing."
     assert reasoned(text, known, chosen(p), CHOICES) == f"{begun} {said}"
 
 

@@ -33,9 +33,9 @@ LOW_QUALITY = 2.9  # the fused score below which damage should have been found
 APART = 3.0  # standard deviations of the difference that two tools' errors alone make
 
 
-def of_object(name: str) -> str:
-    """ " of sky" for a region, nothing for the whole picture."""
-    return "" if name == "Global" else f" of {name}"
+def in_object(name: str) -> str:
+    """ " in sky" for a region, nothing for the whole picture."""
+    return "" if name == "Global" else f" in {name}"
 
 
 # Findings
@@ -53,12 +53,12 @@ class Finding:
 
     @property
     def in_place(self) -> str:
-        """ "blur of sky", of the whole picture without an object."""
-        return f"{self.words}{of_object(self.object)}"
+        """ "blur in sky", of the whole picture without an object."""
+        return f"{self.words}{in_object(self.object)}"
 
     @property
     def with_severity(self) -> str:
-        """ "severe blur of sky"; without a severity that cannot be told."""
+        """ "severe blur in sky"; without a severity that cannot be told."""
         return self.in_place if self.severity == UNCLEAR else f"{self.severity} {self.in_place}"
 
 

@@ -1,6 +1,7 @@
 """The reasoning of an answer: what decided it, the model's words where they agree with the
 evidence, and what a reader must know. One rule for ratings, choices and free questions."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
@@ -12,8 +13,8 @@ from agentic_iqa_local.nodes.evidence import (
     findings,
     found_damage,
     has_shallow_focus,
+    in_object,
     not_looked_for,
-    of_object,
 )
 from agentic_iqa_local.nodes.letter_reading import answer_letter, model_alone
 from agentic_iqa_local.nodes.measured_answers import families_named
@@ -227,8 +228,10 @@ def _chosen(fusion: FusionResult, choices: Sequence[str]) -> str:
     )
     if not fusion.measured:
         return f"{answer}."
-    shares = f"{fusion.measured[letter]:.2f}, by the model's letters {fusion.p_c[letter]:.2f}"
-    return f"{answer}: by {fusion.measurement} it has {shares}."
+    measured, read = f"{fusion.measured[letter]:.2f}", f"{fusion.p_c[letter]:.2f}"
+    if math.isclose(fusion.p[letter], fusion.measured[letter], abs_tol=1e-9):
+        return f"{answer}, by {fusion.measurement} alone: the model's own answer ({read}) changes nothing."
+    return f"{answer}: by {fusion.measurement} it has {measured}, by the model's letters {read}, and both count."
 
 
 def _not_offered(evidence: Evidence, fusion: FusionResult, choices: Sequence[str]) -> list[str]:
@@ -254,7 +257,7 @@ def _what_was_found(evidence: ExecutorOutput) -> list[str]:
 
 def _sentence(finding: Finding) -> str:
     if finding.severity == "none":
-        return f"No {plain_words(finding.type)}{of_object(finding.object)} was found."
+        return f"No {plain_words(finding.type)}{in_object(finding.object)} was found."
     if finding.severity == UNCLEAR:
         return f"The severity of {finding.in_place} cannot be told."
     return f"{finding.with_severity.capitalize()}: {finding.explanation.rstrip('.')}."
@@ -296,7 +299,7 @@ def _missing(evidence: ExecutorOutput, fusion: FusionResult | None) -> list[str]
         notes.append("No tool scores were available.")
     notes += [f"{line}." for line in contradictions(evidence)]
     for name, why in not_looked_for(evidence).items():
-        notes.append(f"Distortions{of_object(name)} were not looked for: {why.rstrip('.')}.")
+        notes.append(f"Distortions{in_object(name)} were not looked for: {why.rstrip('.')}.")
     if evidence.error:
         notes.append(f"Part of the evidence is missing: {evidence.error}.")
     return notes

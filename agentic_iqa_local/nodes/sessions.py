@@ -101,9 +101,8 @@ class Models:
         views, image = self._within_range(role, self.pictures.whole), self.pictures.image
         if len(views) > 1:
             self.warn(
-                f"{image.width}×{image.height} pixels are beyond what the model sees at once: it describes the"
-                f" central one of {len(views)} native-resolution crops, and its letters are read there, and on"
-                " the others where they can change the score"
+                f"{image.width}×{image.height} pixels are more than the model sees at once: its words are about"
+                f" the centre alone; for the score it looks at up to {len(views)} parts, and tools at the whole"
             )
         return views
 

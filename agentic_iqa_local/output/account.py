@@ -103,7 +103,7 @@ def _is_outside(fusion: FusionResult | None) -> bool:
     """Whether q does not lie between the mean of the tools and the letters' level."""
     if fusion is None or fusion.q is None or fusion.q_bar is None:
         return False
-    letters = expected_level(at_temperature_one(fusion.p_c, fusion.temperature))
+    letters = expected_level(model_alone(fusion))
     return not min(letters, fusion.q_bar) <= fusion.q <= max(letters, fusion.q_bar)
 
 
