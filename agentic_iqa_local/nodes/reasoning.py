@@ -101,7 +101,7 @@ def agrees(
     no damage of a part over the picture. Where nobody looked for distortions it must not speak of any."""
     if not (in_english(text) and _names_the_answer(text, fusion, choices)):
         return False
-    if evidence.damaged_part not in (None, EVERYWHERE) and _ALL_OVER.search(text):
+    if _spreads_a_part(text, evidence):
         return False
     if not evidence.distortion_analysis:
         return _judged_directly(evidence, fusion) or _leaves_distortions_out(text)
@@ -111,6 +111,11 @@ def agrees(
     if _CLEAN.search(text):
         return _may_be_called_clean(found, evidence) and names_only(text, found)
     return bool(found) and _tells(text, found)
+
+
+def _spreads_a_part(text: str, evidence: ExecutorOutput) -> bool:
+    """Whether a text has damage of a part all over the picture."""
+    return evidence.damaged_part not in (None, EVERYWHERE) and bool(_ALL_OVER.search(text))
 
 
 def _judged_directly(evidence: ExecutorOutput, fusion: FusionResult | None) -> bool:
