@@ -368,8 +368,13 @@ class Settings(Section):
         return model_folder(self.models.get(name, ModelSettings()).path or name, self.models_dir)
 
     def model(self, backend: str) -> ModelSettings:
-        """Loading options of a backend's folder, with its path filled in."""
-        settings = self.models.get(backend.partition(".")[2], ModelSettings())
+        """Loading options of a backend's folder, with its path filled in. The embedded model computes
+        in float32 on a GPU too: its intervals were calibrated so, and it is too small to gain from
+        half precision."""
+        usual = ModelSettings()
+        if backend == f"transformers.{EMBEDDED.name}":
+            usual = ModelSettings(dtype="float32")
+        settings = self.models.get(backend.partition(".")[2], usual)
         return revised(settings, path=str(self.folder(backend)))
 
 
@@ -518,7 +523,7 @@ class Options(Decisions):
             own = models.get(own_model, ModelSettings())
             models = {name: revised(own, path=str(folder))}
         elif name:
-            models = {name: models.get(name, ModelSettings())}
+            models = {own: of for own, of in models.items() if own == name}
         roles = {}
         for role in ROLES:
             section = settings.role(role)
