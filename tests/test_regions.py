@@ -149,6 +149,7 @@ def test_a_box_is_a_column_of_manifests_and_tells_rows_apart(picture, tmp_path):
         ("lower part", (10, 80, 130, 140)),
         ("bottom left", (10, 80, 70, 140)),
         ("centre", (50, 60, 90, 100)),
+        ("left", (10, 20, 70, 140)),
         ("top", None),
         ("right hand", None),
         ("left right", None),

@@ -12,6 +12,7 @@ from scripted import (
 
 from agentic_iqa_local import assess
 from agentic_iqa_local.nodes.repetition import repeats_itself
+from agentic_iqa_local.nodes.written import sound
 from agentic_iqa_local.output.report import account
 
 LOOPS = [
@@ -57,6 +58,13 @@ def test_sentences_lists_numbers_and_tables_pass(text):
 
 
 LOOP = "soft soft soft soft soft soft soft"
+
+
+@pytest.mark.parametrize("text", ["Noise grows with brightnessleft {.", 'It is soft", "severity": "slight"}'])
+def test_debris_of_json_is_no_sentence(text):
+    warned = []
+    assert sound(text, "its words", warned.append) is None
+    assert len(warned) == 1
 
 
 @pytest.mark.parametrize(

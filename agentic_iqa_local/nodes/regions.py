@@ -34,7 +34,7 @@ _RATED = re.compile(
     r"(?!aesthetics|beauty|details?|resolution|overall)([a-z]+)\W*",
     re.IGNORECASE,
 )
-_ALONE = {"centre", "center", "middle"}  # "the top" may be something to wear
+_ALONE = {"left", "right", "centre", "center", "middle"}  # "the top" may be something to wear
 
 
 def with_boxes(named: Iterable[str], boxes: Mapping[str, Box]) -> dict[str, Box | None]:
