@@ -186,7 +186,11 @@ class _GateRun:
         results = self._open_results(items) if self.args.out else None
         for row in results or ():
             made[row_key(row)] = Assessment.model_validate(row)
-        go_on = "the same command with --resume goes on" if results else "gate anew"
+        go_on = (
+            "the same command with --resume goes on"
+            if results
+            else "the same command begins anew; with --out FILE it could go on"
+        )
         try:
             self._assess([item for item in items if item.key not in made], made, results, go_on)
         finally:
