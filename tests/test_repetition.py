@@ -60,7 +60,9 @@ def test_sentences_lists_numbers_and_tables_pass(text):
 LOOP = "soft soft soft soft soft soft soft"
 
 
-@pytest.mark.parametrize("text", ["Noise grows with brightnessleft {.", 'It is soft", "severity": "slight"}'])
+@pytest.mark.parametrize(
+    "text", ["Noise grows with brightnessleft {.", 'It is soft", "severity": "slight"}']
+)
 def test_debris_of_json_is_no_sentence(text):
     warned = []
     assert sound(text, "its words", warned.append) is None
