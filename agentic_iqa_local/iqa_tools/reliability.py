@@ -7,7 +7,7 @@ set that a tool's weights were trained on do not count.
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +100,12 @@ class Reliability(FileRecord):
     def clearly_worse(self, tools: Sequence[str]) -> set[str]:
         """Those of `tools` that another of them is known to lead by more than CLEARLY_WORSE."""
         return {tool for tool in tools if min(self._leads(tool, tools)) < -CLEARLY_WORSE}
+
+    def leading(self, tools: Sequence[str], beside: Iterable[str] = ()) -> list[str]:
+        """`tools` without those that another of them, or a tool `beside` them, is clearly more
+        reliable than."""
+        worse = self.clearly_worse([*tools, *beside])
+        return [tool for tool in tools if tool not in worse]
 
     def _leads(self, tool: str, others: Sequence[str]) -> list[float]:
         return [self.lead(tool, other) or 0 for other in others]

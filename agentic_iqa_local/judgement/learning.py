@@ -66,9 +66,7 @@ class Rated:
         """Who would vote beside an eye that gives these levels with the error `sigma`. The tools
         that are clearly worse on the ratings do not, as in an assessment."""
         known = load_reliability().with_ratings(self.agreement(levels), **{EYE: sigma})
-        names = [EYE, *self.tools]
-        worse = known.clearly_worse(names)
-        voters = sorted(name for name in names if name not in worse)
+        voters = sorted(known.leading([EYE, *self.tools]))
         error = known.sigma_of_mean([(name, MIDDLE) for name in voters], {})
         return Votes(tuple(voters), error)
 

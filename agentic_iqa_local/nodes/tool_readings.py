@@ -44,8 +44,7 @@ class ToolReadings:
         names = self.configured()
         if self.services.settings.fusion.trailing_tools == "vote":
             return names
-        worse = self.reliability().clearly_worse([*names, *beside])
-        return [tool for tool in names if tool not in worse]
+        return self.reliability().leading(names, beside)
 
     def reachable(self) -> Reachable:
         """By tool, the ends of what its map can return."""

@@ -18,7 +18,7 @@ from scipy.optimize import nnls
 
 from agentic_iqa_local.config import FusionSettings, Pipeline
 from agentic_iqa_local.iqa_tools.calibration import read_map_file
-from agentic_iqa_local.iqa_tools.reliability import load_reliability
+from agentic_iqa_local.iqa_tools.reliability import Reachable, load_reliability
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
 from agentic_iqa_local.judgement.intervals import (
     FEATURES,
@@ -105,18 +105,18 @@ def _tools(readings: Readings, pipeline: Pipeline, run: Run, eta: float | str) -
     depend on it."""
     table = readings.agent
     if pipeline == "letters":
-        table = as_measured([_configured_tools(row, run) for row in readings.rows])
+        reachable = {name: one.reachable for name, one in read_map_file(SHIPPED_MAPS).items()}
+        table = as_measured([_configured_tools(row, run, reachable) for row in readings.rows])
     return table if eta == "auto" else table.assign(eta=eta, sigma=np.nan)
 
 
-def _configured_tools(row: StoredRow, run: Run) -> dict[str, Any]:
+def _configured_tools(row: StoredRow, run: Run, reachable: Reachable) -> dict[str, Any]:
     """What is MEASURED by the configured tools, as the pipeline letters runs them; nothing where the
-    run did not ask all of them."""
+    run did not ask all of them. `reachable`: by tool, the ends of what its map can return."""
     names, measured = run.tools.configured(row.get("reference") is not None), row.get("tools", {})
     known, all_vote = load_reliability(), run.fusion.trailing_tools == "vote"
     if not all_vote:  # a tool without a vote does not run there
-        worse = known.clearly_worse(names)
-        names = [name for name in names if name not in worse]
+        names = known.leading(names)
     if not measured.keys() >= set(names):
         return {}
     evidence = ExecutorOutput()
@@ -124,7 +124,6 @@ def _configured_tools(row: StoredRow, run: Run) -> dict[str, Any]:
         level = measured[name].get("normalized")
         of = {"tool_name": name, "object_name": "Global", "distortion": OVERALL}
         evidence.tool_logs.append(ToolExecutionLog(**of, normalized_score=level))
-    reachable = {name: one.reachable for name, one in read_map_file(SHIPPED_MAPS).items()}
     mark_votes(evidence, reachable, known, all_vote=all_vote)
     voting = votes(evidence, run.fusion.vote)
     if not voting:
