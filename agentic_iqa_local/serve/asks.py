@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from pydantic import BaseModel
+
 from agentic_iqa_local.batch.work import ROLES, AssessWork, Work
 from agentic_iqa_local.config import ConfigError, Pipeline, Request, Settings
 from agentic_iqa_local.errors import UserError, did_you_mean, one_line
@@ -23,6 +25,15 @@ TO_ASSESS = ("query", "choices", "box", "pipeline", "mode", "max_replan_iteratio
 TO_COMPARE = ("pipeline", "background")
 
 Answer: TypeAlias = Assessment | Comparison | Ranking
+
+
+class Fault(BaseModel):
+    """What is wrong: a code for programs, a sentence, and where there is something to do about it,
+    what; otherwise `remedy` is absent."""
+
+    code: str
+    message: str
+    remedy: str = ""
 
 
 class Refused(UserError):
@@ -43,10 +54,8 @@ class Refused(UserError):
 
     def body(self) -> dict[str, Any]:
         """What stands in the answer of HTTP: the error, and `more` beside it."""
-        error = {"code": self.code, "message": self.message}
-        if self.remedy:
-            error["remedy"] = self.remedy
-        return {"error": error, **self.more}
+        fault = Fault(code=self.code, message=self.message, remedy=self.remedy)
+        return {"error": fault.model_dump(exclude_defaults=True), **self.more}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from agentic_iqa_local.errors import UserError, one_line
-from agentic_iqa_local.serve.asks import Refused
+from agentic_iqa_local.serve.asks import Fault, Refused
 
 logger = logging.getLogger(__name__)
 
@@ -21,15 +21,6 @@ FOREIGN_HOST = Refused(
     "this service does not answer to this host name",
     "ask for localhost, or start the service with a token",
 )
-
-
-class Fault(BaseModel):
-    """What is wrong: a code for programs, a sentence, and where there is something to do about it,
-    what; otherwise `remedy` is absent."""
-
-    code: str
-    message: str
-    remedy: str = ""
 
 
 class FaultBody(BaseModel):
