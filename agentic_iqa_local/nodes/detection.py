@@ -140,9 +140,13 @@ def _with_measures(
     bright = tones["blown out"] + tones["washed out"]
     detection.exposure = {"too dark": tones["too dark"], "too bright": bright}
     detection.pixelation = expit(record.measurements["grid"].log_ratios(measures)["Compression"])
-    parts = [one for name, one in record.measurements.items() if name.startswith("part ")]
-    detection.in_part = any(max(one.log_ratios(measures).values()) > least for one in parts)
-    if record.measurements["part with Blurs"].log_ratios(measures)["Blurs"] > least:
+    in_part = {
+        name: max(one.log_ratios(measures).values()) > least
+        for name, one in record.measurements.items()
+        if name.startswith("part ")
+    }
+    detection.in_part = any(in_part.values())
+    if in_part["part with Blurs"]:
         x, y = round(1000 * measures["part x"]), round(1000 * measures["part y"])
         detection.blurred_part = ninth((x, y, x, y), 1000, 1000)
     is_soft = measures["softest"] < SOFT
