@@ -216,7 +216,7 @@ def test_a_picture_unlike_the_rated_ones_keeps_its_q(tmp_path, photo_path):
 
 @pytest.mark.parametrize(
     ("proof", "said"),
-    [(Proof(0.62, 0.95), "that it helps (probability 62.0%"), (Proof(0.95, 0.7), "follows your ratings at all (probability 70.0%")],
+    [(Proof(0.62, 0.95), "that it helps (probability 62.0 %"), (Proof(0.95, 0.7), "follows your ratings at all (probability 70.0 %")],
 )  # fmt: skip
 def test_a_refusal_names_what_is_not_sure_and_what_to_do(proof, said):
     told = refusal(proof, Path("my_eye"))

@@ -16,7 +16,7 @@ from agentic_iqa_local.cli.options import (
     device_of,
 )
 from agentic_iqa_local.config import Settings
-from agentic_iqa_local.errors import counted, one_line
+from agentic_iqa_local.errors import counted, one_line, percent
 from agentic_iqa_local.files import folder_hash
 from agentic_iqa_local.iqa_tools.eye import CARD, EyeCard, local_nr_hash, write_eye
 from agentic_iqa_local.judgement.described import Describer, Description, DescriptionError
@@ -100,8 +100,8 @@ def refusal(proof: Proof, out: Path) -> str:
     if proof.helped >= HELPED:
         unsure, probability = "that q with it follows your ratings at all", proof.positive
     return (
-        f"Nothing was written to {out}: it is not sure enough {unsure} (probability {probability:.1%},"
-        f" at least {HELPED:.0%} is needed). Rate about {MORE} more pictures and type the same command"
+        f"Nothing was written to {out}: it is not sure enough {unsure} (probability {percent(probability, 1)},"
+        f" at least {percent(HELPED)} is needed). Rate about {MORE} more pictures and type the same command"
         " again; with --force it writes the eye all the same, and answers will say so."
     )
 
@@ -118,7 +118,7 @@ def account(card: EyeCard) -> str:
         orders = f"{point.srcc_without:.2f} without the eye, {point.srcc:.2f} with it"
         lines.append(f"  from {point.ratings} ratings: {orders}")
     orders = f"{card.srcc_without:.2f} without the eye, {card.srcc:.2f} with it"
-    lines.append(f"  from all: {orders}; the eye helps with a probability of {card.helped:.0%}")
+    lines.append(f"  from all: {orders}; the eye helps with a probability of {percent(card.helped)}")
     alone = ", ".join(f"{name} {srcc:.2f}" for name, srcc in card.agreement.items())
     lines.append(f"  each tool alone: {alone}")
     lines.append(f"{EYE} misses your rating by about {card.sigma:.2f} of five levels.")
