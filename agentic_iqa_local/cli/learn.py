@@ -118,7 +118,9 @@ def account(card: EyeCard) -> str:
         orders = f"{point.srcc_without:.2f} without the eye, {point.srcc:.2f} with it"
         lines.append(f"  from {point.ratings} ratings: {orders}")
     orders = f"{card.srcc_without:.2f} without the eye, {card.srcc:.2f} with it"
-    lines.append(f"  from all: {orders}; the eye helps with a probability of {percent(card.helped)}")
+    lines.append(
+        f"  from all: {orders}; the eye helps with a probability of {percent(card.helped)}"
+    )
     alone = ", ".join(f"{name} {srcc:.2f}" for name, srcc in card.agreement.items())
     lines.append(f"  each tool alone: {alone}")
     lines.append(f"{EYE} misses your rating by about {card.sigma:.2f} of five levels.")
