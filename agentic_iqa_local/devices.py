@@ -29,7 +29,6 @@ SCORING = (
         "timm",
         "numpy",
         "scipy",
-        "crepes",
     ),
 )
 _VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -1,5 +1,7 @@
 """Intervals of q and sets of answers, from a calibration whose errors are written down here."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from agentic_iqa_local.judgement.intervals import (
     Errors,
     IntervalCalibration,
     features,
+    reached,
 )
 from agentic_iqa_local.result import Condition
 from agentic_iqa_local.state import revised
@@ -95,6 +98,36 @@ def test_an_end_with_too_few_errors_beyond_it_is_the_scales():
     part = revised(errors([0.0] * 210), edges=(3.0,), ranges=(0,) * 200 + (1,) * 10)
     assert ends(part, 2.0, 1.0) == (2.0, 2.0)
     assert ends(part, 4.0, 1.0) == (1.0, 5.0)  # too few in this range alone
+
+
+def test_ends_and_sets_are_those_of_crepes():
+    """An implementation of others, on errors with ties, a range with too few, and questions with ties."""
+    from crepes import ConformalClassifier, ConformalPredictiveSystem
+
+    random = np.random.default_rng(5)
+    drawn, difficulties = random.normal(0, 1, 240).round(2), random.uniform(0.2, 2, 240)
+    ranges = np.repeat([0, 1, 2], [120, 113, 7])
+    fields = {"edges": (2.0, 4.0), "ranges": tuple(ranges.tolist())}
+    part = revised(errors(drawn.tolist(), difficulties.tolist(), (0.3, 0.9)), **fields)
+    system = ConformalPredictiveSystem().fit(drawn, difficulties, ranges)
+    q, difficulty = random.uniform(1, 5, 200), random.uniform(0.1, 1, 200)
+    with warnings.catch_warnings(action="ignore"):  # of the range with too few
+        theirs = system.predict_percentiles(
+            0.3 + 0.9 * q, difficulty, np.digitize(q, [2, 4]), lower_percentiles=[6.5], higher_percentiles=[96.5]
+        )  # fmt: skip
+    assert part.ends(q, difficulty, 0.9) == pytest.approx(np.clip(theirs, 1, 5))
+
+    right = random.uniform(0.3, 1, 60).round(1)
+    asked = answers(3, right)
+    for probabilities in random.dirichlet([1, 1, 1], 50):
+        found = calibration(questions=(asked,)).answer_set(
+            asked, dict(zip("ABC", probabilities, strict=True))
+        )
+        theirs = ConformalClassifier().fit(right).predict_set(
+            reached(probabilities)[None], confidence=0.9, smoothing=False
+        )[0]  # fmt: skip
+        theirs[probabilities.argmax()] = True
+        assert found.letters == [letter for letter, one in zip("ABC", theirs, strict=True) if one]
 
 
 def test_the_predictive_distribution_and_its_probabilities():

@@ -305,7 +305,11 @@ assert "pyiqa" not in sys.modules
 runner.measure("MS-SSIM", grey, grey)
 try: runner.score("NIQE", grey)
 except ToolError: pass
-assert "pyiqa.archs.q_align.modeling_llama2" in sys.modules
+from pyiqa import archs
+from agentic_iqa_local.iqa_tools import pyiqa_metrics
+with pyiqa_metrics._without_q_align("lpips"): archs._lazy_import_arch("a class in a module of another name")
+assert "pyiqa.archs.lpips_arch" in sys.modules and "pyiqa.archs.q_align" not in sys.modules
+with pyiqa_metrics.llama_kept(): import pyiqa.archs.q_align.modeling_llama2
 assert parts() == before
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

@@ -24,24 +24,29 @@ def create_metric(spec: ToolSpec, files: ListedFiles, device: str) -> Any:
     """pyiqa's metric, built on `device` from files of the models folder alone. Raises nearly
     anything."""
     options = {"pretrained_model_path": str(DATA / spec.bundled)} if spec.bundled else {}
-    pyiqa = import_pyiqa()
-    with _BUILDING, _offline(files), llama_kept(spec.metric):
-        return pyiqa.create_metric(spec.metric, device=device, **options)
-
-
-def import_pyiqa() -> Any:
-    """pyiqa with all its metrics' modules. For a moment this changes the Llama that models run on,
-    see `llama_kept`."""
     # NIQE warns so of a picture with less than two blocks that have texture; its score is refused
     # later
     warnings.filterwarnings("ignore", message=r"cov\(\): degrees of freedom is <= 0")
-    with contextlib.redirect_stdout(sys.stderr), llama_kept():
+    with _BUILDING, contextlib.redirect_stdout(sys.stderr), llama_kept(spec.metric):
         import pyiqa
-        from pyiqa import archs
 
-        # all of them now, rather than with some metric: Q-Align is among them
-        archs._lazy_import_arch("all of them")
-    return pyiqa
+        with _offline(files), _without_q_align(spec.metric):
+            return pyiqa.create_metric(spec.metric, device=device, **options)
+
+
+@contextlib.contextmanager
+def _without_q_align(metric: str) -> Iterator[None]:
+    """pyiqa imports all of its modules for a metric whose module has another name. Among them is
+    Q-Align, which takes seconds and changes the Llama that models may be running on."""
+    name = "pyiqa.archs.q_align"
+    if metric == "qalign" or name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # pyright: ignore[reportArgumentType]  # its import raises
+    try:
+        yield
+    finally:
+        del sys.modules[name]
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from agentic_iqa_local.files import ROOT, models_root
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
 from agentic_iqa_local.iqa_tools.crops import crops_of, side_by_side
 from agentic_iqa_local.iqa_tools.eye import read_eye
-from agentic_iqa_local.iqa_tools.pyiqa_metrics import create_metric, import_pyiqa, llama_kept
+from agentic_iqa_local.iqa_tools.pyiqa_metrics import create_metric, llama_kept
 from agentic_iqa_local.iqa_tools.reliability import Reliability, load_reliability
 from agentic_iqa_local.iqa_tools.specs import TOOLS, ToolError, ToolSpec, find_tool
 from agentic_iqa_local.iqa_tools.weights import ListedFiles
@@ -148,12 +148,9 @@ class ToolRunner:
                 reasons[name] = reason
         return reasons
 
-    def prepare(self, names: Iterable[str] = ()) -> None:
-        """Imports pyiqa, which for a moment changes what models run on (see `llama_kept`): call it
-        before tools and models run side by side. Builds the tools called `names`. Raises
-        ToolError."""
+    def prepare(self, names: Iterable[str]) -> None:
+        """Builds the tools called `names`. Raises ToolError."""
         with self._lock:
-            import_pyiqa()
             for name in names:
                 self._metric(
                     find_tool("LocalNR" if name == EYE else name)

@@ -1,5 +1,5 @@
 """How far the truth may lie from an answer: an interval around q, and the choices that may be
-right, by split conformal prediction (the library crepes).
+right, by split conformal prediction.
 
 A calibration holds the errors of pictures of known quality (the truth minus the truth expected from
 q) in units of a difficulty, which is learnt. Between their 6.5 % and 96.5 % quantile lies the truth
@@ -8,10 +8,10 @@ of at least 90 % of pictures like these, in each range of q. Sources: Vovk et al
 Romano et al., NeurIPS 2020 (sets of answers).
 """
 
-import warnings
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 from pydantic import Field
@@ -98,34 +98,18 @@ class Errors(FileRecord):
         return self.line[0] + self.line[1] * q
 
     @cached_property
-    def _system(self) -> Any:
-        from crepes import ConformalPredictiveSystem
-
-        ranges = np.array(self.ranges or [0] * len(self.errors))
-        return ConformalPredictiveSystem().fit(
-            np.array(self.errors), np.array(self.difficulties), ranges
-        )
-
-    @property
     def scaled(self) -> list[np.ndarray]:
         """The errors of each range in units of difficulty, rising."""
-        return self._system.binned_alphas[1]
+        scaled = np.array(self.errors) / np.array(self.difficulties)
+        ranges = np.array(self.ranges or [0] * len(scaled))
+        return [np.sort(scaled[ranges == one]) for one in range(len(self.edges) + 1)]
 
     def ends(self, q: np.ndarray, difficulty: np.ndarray, coverage: float) -> np.ndarray:
         """The intervals around fused scores, (pictures,) → (pictures, 2) within 1..5. An end that
         has too few errors beyond it is the scale's."""
-        outside = 100 * (1 - coverage)  # percent
-        lower, higher = round(outside * BELOW, 6), 100 - round(outside * (1 - BELOW), 6)
-        system = self._system  # its import sets filters of its own
-        with warnings.catch_warnings(action="ignore"):  # of too few errors: an end is then infinite
-            ends = system.predict_percentiles(
-                self.expected(q),
-                difficulty,
-                self.range_of(q),
-                lower_percentiles=[lower],
-                higher_percentiles=[higher],
-            )
-        return np.clip(ends, LOWEST, HIGHEST)
+        quantiles = np.array([conformal_quantiles(scaled, coverage) for scaled in self.scaled])
+        reach = difficulty[:, None] * quantiles[self.range_of(q)]
+        return np.clip(self.expected(q)[:, None] + reach, LOWEST, HIGHEST)
 
     def probability_at_least(
         self, q: np.ndarray, difficulty: np.ndarray, quality: float
@@ -136,6 +120,17 @@ class Errors(FileRecord):
             [1 - np.searchsorted(scaled, asked) / len(scaled) for scaled in self.scaled]
         )
         return shares[self.range_of(q), np.arange(len(q))]
+
+
+def conformal_quantiles(scaled: np.ndarray, coverage: float) -> tuple[float, float]:
+    """Between which two of n errors, rising, an error like them lies with a probability of at least
+    `coverage`: its place among them is any of n + 1, each equally probable. -inf or inf where they
+    are too few."""
+    outside = 100 * (1 - coverage)  # percent
+    lower, higher = round(outside * BELOW, 6), 100 - round(outside * (1 - BELOW), 6)
+    places = len(scaled) + 1
+    bounds = [-math.inf, *scaled, math.inf]
+    return bounds[int(lower / 100 * places)], bounds[math.ceil(higher / 100 * places)]
 
 
 def reached(probabilities: np.ndarray) -> np.ndarray:
@@ -249,16 +244,11 @@ class IntervalCalibration(FileRecord):
     ) -> AnswerSet:
         """The choices that one of `questions` does not rule out; at least the likeliest, and all
         where there are too few."""
-        from crepes import ConformalClassifier
-
         known, coverage = part.like(len(probabilities)), WIDENED if widened else COVERAGE
-        scores = reached(np.array(list(probabilities.values())))[None]
-        included = (
-            ConformalClassifier()
-            .fit(known)
-            .predict_set(scores, confidence=coverage, smoothing=False)
-        )
-        possible = dict(zip(probabilities, np.ravel(included), strict=True))
+        scores = reached(np.array(list(probabilities.values())))
+        as_far = np.count_nonzero(known[:, None] >= scores, axis=0)
+        included = (as_far + 1) / (len(known) + 1) >= 1 - coverage
+        possible = dict(zip(probabilities, included, strict=True))
         possible[max(probabilities, key=probabilities.__getitem__)] = True
         letters = [letter for letter in probabilities if possible[letter]]
         return AnswerSet(
