@@ -4,14 +4,17 @@ Never widens what CUDA_VISIBLE_DEVICES allows. Importing this takes no torch: fu
 import it themselves, so that --help is fast.
 """
 
+import ctypes
 import os
 import platform
 import re
 import subprocess
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
+from pathlib import Path
 
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import ROOT
@@ -52,6 +55,8 @@ def choose_device(gpu: str | int | None = None, cpu: bool = False) -> str:
         raise DeviceError(f"--gpu {gpu} and --cpu: expected one of them, got both", "drop one.")
     if cpu:
         return "cpu"
+    if gpu is None and _without_driver():
+        return "cpu"
     import torch
 
     if gpu is None and not torch.cuda.is_available():
@@ -65,6 +70,18 @@ def choose_device(gpu: str | int | None = None, cpu: bool = False) -> str:
         raise DeviceError(f"--gpu {name}: expected {_FORMS}", "use one of these, or --cpu.")
     _make_visible(name)
     return "cuda:0"
+
+
+def _without_driver() -> bool:
+    """Whether a Linux machine has no driver of a GPU, neither CUDA's library nor AMD's device; torch
+    would say the same three seconds later."""
+    if sys.platform != "linux" or Path("/dev/kfd").exists():
+        return False
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return True
+    return False
 
 
 def _make_visible(name: str) -> None:
@@ -119,7 +136,7 @@ def describe_device(device: str) -> dict[str, str | int | None]:
         name = properties.name
         memory = properties.total_memory
     about = {"device": device, "name": name, "memory_total_bytes": memory}
-    return about | {"torch": torch.__version__, "cuda": torch.version.cuda}
+    return about | {"torch": str(torch.__version__), "cuda": torch.version.cuda}
 
 
 def choose_dtype(asked: str, device: str) -> str:

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from agentic_iqa_local.state import LETTER_TO_LEVEL, LEVEL_WORDS, Mode
+from agentic_iqa_local.state import LETTER_TO_LEVEL, LEVEL_WORDS, FusionResult, Mode
 
 logger = logging.getLogger(__name__)
 
@@ -197,6 +197,18 @@ def at_temperature_one(p: Mapping[K, float], temperature: float) -> dict[K, floa
     """What probabilities that were read at a temperature are without it."""
     logs = np.log(np.maximum([*p.values()], np.finfo(float).tiny))
     return letter_probabilities(dict(zip(p, logs, strict=True)), 1 / temperature)
+
+
+def model_alone(fusion: FusionResult) -> dict[str, float]:
+    """What the model gives each letter, whatever temperature they count at in the fusion."""
+    return at_temperature_one(fusion.p_c, fusion.temperature)
+
+
+def answer_letter(fusion: FusionResult) -> str:
+    """The letter of the level nearest to q, or of the likeliest choice."""
+    if fusion.q is None:
+        return max(fusion.p, key=fusion.p.__getitem__)
+    return ScoreFusion().map_to_level(fusion.q)
 
 
 def written_probabilities(answer: K, answers: Sequence[K], confidence: float) -> dict[K, float]:

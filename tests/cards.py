@@ -29,6 +29,7 @@ class Cards:
             "synchronize": lambda device: self.check(),
         }.items():
             patch.setattr(torch.cuda, name, answer)
+        patch.setattr("agentic_iqa_local.devices._without_driver", lambda: False)
         for kind in (torch.Tensor, torch.nn.Module):
             patch.setattr(kind, "to", self.moved(kind.to))
 

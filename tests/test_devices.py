@@ -7,6 +7,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from agentic_iqa_local import devices
 from agentic_iqa_local.devices import DeviceError, choose_device
 
 UUIDS = [f"{start}-0000-1111-2222-333344445555" for start in ("5a1b2c3d", "5a99ffff", "0c0ffee0")]
@@ -22,6 +23,7 @@ def gpus(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "13.2")
 
     def see(count, initialized=False):
+        monkeypatch.setattr(devices, "_without_driver", lambda: False)
         cards = [SimpleNamespace(name=f"Card {i}", uuid=UUIDS[i]) for i in range(count)]
         no_driver = RuntimeError(
             "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU."
@@ -48,6 +50,13 @@ def test_what_is_asked_for_is_taken(gpus, count, options, device):
     gpus(count)
     assert choose_device(**options) == device
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
+
+
+def test_without_a_driver_torch_is_not_asked(monkeypatch):
+    monkeypatch.setattr(devices, "ctypes", Mock(CDLL=Mock(side_effect=OSError)))
+    monkeypatch.setattr(devices, "Path", lambda device: Mock(exists=lambda: False))
+    monkeypatch.setattr(torch.cuda, "is_available", Mock(side_effect=AssertionError))
+    assert choose_device() == "cpu"
 
 
 FORMS = ("expected an index (0), a UUID or its beginning (GPU-5a1b2c3d)",)

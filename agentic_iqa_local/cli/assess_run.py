@@ -22,7 +22,6 @@ from agentic_iqa_local.cli.sidecars import told
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.errors import counted, one_line
 from agentic_iqa_local.files import WriteError, path_text, write_whole
-from agentic_iqa_local.output.columns import write_parquet
 from agentic_iqa_local.output.picture_lines import picture_line
 from agentic_iqa_local.output.report import account, summary
 from agentic_iqa_local.output.sidecars import Sidecars
@@ -215,6 +214,8 @@ class AssessRun:
         if args.gallery or (args.csv and args.parquet):
             rows = list(rows)  # they are gone over more than once
         if args.parquet:
+            from agentic_iqa_local.output.columns import write_parquet
+
             write_parquet(args.parquet, rows)
             tell(one_line(f"{counted(total, 'row')} as a table in {args.parquet}"))
         if args.csv:

@@ -22,7 +22,7 @@ from agentic_iqa_local.judgement.identity import SHORT, named_in_row
 from agentic_iqa_local.judgement.intervals import SHIPPED, IntervalCalibration
 from agentic_iqa_local.judgement.quality_map import mapped
 from agentic_iqa_local.nodes.evidence import votes
-from agentic_iqa_local.nodes.letter_reading import ROLE, answer_letter, read_and_fuse, read_choices
+from agentic_iqa_local.nodes.letter_reading import ROLE, read_and_fuse, read_choices
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, choice_letters, summarizer_prompt
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.regions import unplaced
@@ -30,6 +30,7 @@ from agentic_iqa_local.nodes.summarizer import without_words
 from agentic_iqa_local.nodes.tool_runs import decide_votes, measure
 from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.result import Assessment, NamedEye, Seen, SeenView, file_sha256, new_row
+from agentic_iqa_local.score_fusion import answer_letter
 from agentic_iqa_local.services import Observer, Services, load_services
 from agentic_iqa_local.state import (
     OVERALL,

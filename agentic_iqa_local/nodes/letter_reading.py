@@ -16,7 +16,6 @@ from agentic_iqa_local.nodes.sessions import RoleSession
 from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.score_fusion import (
     ScoreFusion,
-    at_temperature_one,
     expected_level,
     letter_probabilities,
     written_probabilities,
@@ -221,18 +220,6 @@ def _hardly_counts(fusion: FusionResult) -> bool:
     low = fused.fuse_scores([fusion.q_bar], dict(zip(range(5, 0, -1), rising, strict=True)))
     high = fused.fuse_scores([fusion.q_bar], dict(zip(range(1, 6), rising, strict=True)))
     return high - low <= LITTLE
-
-
-def answer_letter(fusion: FusionResult) -> str:
-    """The letter of the level nearest to q, or of the likeliest choice."""
-    if fusion.q is None:
-        return max(fusion.p, key=fusion.p.__getitem__)
-    return ScoreFusion().map_to_level(fusion.q)
-
-
-def model_alone(fusion: FusionResult) -> Probabilities:
-    """What the model gives each letter, whatever temperature they count at in the fusion."""
-    return at_temperature_one(fusion.p_c, fusion.temperature)
 
 
 def read_choices(

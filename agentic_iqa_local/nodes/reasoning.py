@@ -16,12 +16,11 @@ from agentic_iqa_local.nodes.evidence import (
     in_object,
     not_looked_for,
 )
-from agentic_iqa_local.nodes.letter_reading import answer_letter, model_alone
 from agentic_iqa_local.nodes.measured_answers import families_named
 from agentic_iqa_local.nodes.prompts import choice_letters, chosen_answer
 from agentic_iqa_local.nodes.query import distortions_in, pattern, says_present
 from agentic_iqa_local.nodes.written import in_english
-from agentic_iqa_local.score_fusion import expected_level
+from agentic_iqa_local.score_fusion import answer_letter, expected_level, model_alone
 from agentic_iqa_local.state import (
     DISTORTION_TYPES,
     EVERYWHERE,

@@ -21,7 +21,7 @@ from agentic_iqa_local.nodes.evidence import (
     should_replan,
     summed_up,
 )
-from agentic_iqa_local.nodes.letter_reading import ROLE, answer_letter, read_and_fuse, read_choices
+from agentic_iqa_local.nodes.letter_reading import ROLE, read_and_fuse, read_choices
 from agentic_iqa_local.nodes.measured_answers import SCORES, measure_choices
 from agentic_iqa_local.nodes.prompts import (
     Prompt,
@@ -38,6 +38,7 @@ from agentic_iqa_local.nodes.replanning import (
 from agentic_iqa_local.nodes.replies import answer_reply
 from agentic_iqa_local.nodes.workbench import Workbench, opened
 from agentic_iqa_local.nodes.written import sound
+from agentic_iqa_local.score_fusion import answer_letter
 from agentic_iqa_local.state import (
     AgenticIQAState,
     FusionResult,

@@ -4,10 +4,7 @@ be warned of. The graph's context is it; a node called by itself makes its own."
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from typing import Any
-
-from langchain_core.runnables import RunnableConfig
-from langgraph.runtime import Runtime
+from typing import TYPE_CHECKING, Any
 
 from agentic_iqa_local.config import boxes_of
 from agentic_iqa_local.errors import one_line
@@ -16,6 +13,10 @@ from agentic_iqa_local.nodes.sessions import Models
 from agentic_iqa_local.nodes.tool_readings import ToolReadings
 from agentic_iqa_local.services import Observer, Services, load_services
 from agentic_iqa_local.state import AgenticIQAState, FusionResult, PlannerOutput
+
+if TYPE_CHECKING:  # they take a second to import, and most of the program does without them
+    from langchain_core.runnables import RunnableConfig
+    from langgraph.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class Workbench:
 
 @contextmanager
 def opened(
-    state: AgenticIQAState, config: RunnableConfig | None, runtime: Runtime[Any] | None
+    state: AgenticIQAState, config: "RunnableConfig | None", runtime: "Runtime[Any] | None"
 ) -> Iterator[Workbench]:
     """The workbench that the graph runs on, else one for this block on the state's pictures, with
     the services in `config["configurable"]` or the default ones."""

@@ -5,12 +5,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from agentic_iqa_local.errors import counted, percent
-from agentic_iqa_local.nodes.letter_reading import model_alone
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, chosen_answer
 from agentic_iqa_local.nodes.reasoning import told_by
 from agentic_iqa_local.output.words import raw_with_scale
 from agentic_iqa_local.result import AnswerSet, Assessment, Gate, Interval
-from agentic_iqa_local.score_fusion import expected_level
+from agentic_iqa_local.score_fusion import expected_level, model_alone
 from agentic_iqa_local.state import (
     EYE,
     LETTER_WORDS,

@@ -158,7 +158,7 @@ class TransformersClient(VLMClient):
         return super().describe() | {
             "parameters": self.model.num_parameters(),
             "engine": f"transformers {transformers.__version__}",
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             "dtype": str(self.dtype).removeprefix("torch."),
             "quantization": self.settings.quantization,
             "attention": self.model.config._attn_implementation,

@@ -115,7 +115,7 @@ class VllmClient(VLMClient):
     def describe(self) -> dict[str, Any]:
         return super().describe() | {
             "engine": f"vllm {self.version}",
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             "dtype": self.dtype,
             "quantization": self.settings.quantization,
             "device": self.device,
