@@ -23,7 +23,9 @@ _BUILDING = threading.Lock()
 def create_metric(spec: ToolSpec, files: ListedFiles, device: str) -> Any:
     """pyiqa's metric, built on `device` from files of the models folder alone. Raises nearly
     anything."""
-    options = {"pretrained_model_path": str(DATA / spec.bundled)} if spec.bundled else {}
+    options: dict[str, Any] = {}
+    if spec.bundled:
+        options["pretrained_model_path"] = str(DATA / spec.bundled)
     # NIQE warns so of a picture with less than two blocks that have texture; its score is refused
     # later
     warnings.filterwarnings("ignore", message=r"cov\(\): degrees of freedom is <= 0")

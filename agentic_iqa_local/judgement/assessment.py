@@ -11,7 +11,6 @@ from typing import Any
 from agentic_iqa_local.config import Pipeline, Request, Settings, boxes_of
 from agentic_iqa_local.errors import PICTURE, one_line
 from agentic_iqa_local.files import file_hash
-from agentic_iqa_local.graph import initial_state, run_graph
 from agentic_iqa_local.images.files import ImageError
 from agentic_iqa_local.images.pictures import Picture, PictureFile, as_file
 from agentic_iqa_local.iqa_tools import ToolError
@@ -25,8 +24,8 @@ from agentic_iqa_local.nodes.evidence import votes
 from agentic_iqa_local.nodes.letter_reading import ROLE, read_and_fuse, read_choices
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, choice_letters, summarizer_prompt
 from agentic_iqa_local.nodes.query import named_metrics
+from agentic_iqa_local.nodes.reasoning import without_words
 from agentic_iqa_local.nodes.regions import unplaced
-from agentic_iqa_local.nodes.summarizer import without_words
 from agentic_iqa_local.nodes.tool_runs import decide_votes, measure
 from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.result import Assessment, NamedEye, Seen, SeenView, file_sha256, new_row
@@ -113,6 +112,8 @@ def start_state(
 ) -> AgenticIQAState:
     """The state that an assessment starts from, a rating where there is no query. Raises
     ValueError."""
+    from agentic_iqa_local.graph import initial_state
+
     query = Request.of({"query": query}).query or DEFAULT_QUERY
     paths = str(picture.path), original and str(original.path)
     return initial_state(query, *paths, max_replan_iterations, choices, box, settings=settings)
@@ -228,6 +229,8 @@ def _set(row: Assessment, fields: Mapping[str, Any]) -> None:
 
 def _run_agent(row: Assessment, state: AgenticIQAState, bench: Workbench) -> None:
     """The graph's answer; where another pass broke off, the answer of the pass before stays."""
+    from agentic_iqa_local.graph import run_graph
+
     final = run_graph(state, bench)
     result = final.get("summarizer_result")
     _set(row, {name: value for name in KEPT if (value := final.get(name))})

@@ -1,15 +1,19 @@
 """What became worse from an old picture to a new one of the same size, in words, and where: by what
 LocalNR reads of their difference."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from PIL import Image
 from pydantic import BaseModel
 
 from agentic_iqa_local.iqa_tools import ToolRunner
 from agentic_iqa_local.iqa_tools.detector import WORD_SEVERITIES, expit, load_detector, logit
-from agentic_iqa_local.iqa_tools.local_nr import Examination
 from agentic_iqa_local.nodes.detection import PRESENT
 from agentic_iqa_local.state import Box, plain_words
+
+if TYPE_CHECKING:
+    from agentic_iqa_local.iqa_tools.local_nr import Examination
 
 SIDE = 256  # pixels of the crop that is shown
 
@@ -44,7 +48,7 @@ def change(
     return Change(words=words, place=between.damaged_part(), box=_box(strongest, new))
 
 
-def _severities(examined: Examination, reference: bool) -> dict[str, float]:
+def _severities(examined: "Examination", reference: bool) -> dict[str, float]:
     """The severity, 1..5, of each family that is there, at most three, the likeliest."""
     detector = load_detector()
     prior = logit(detector.of(reference).prior)

@@ -30,6 +30,7 @@ from agentic_iqa_local.state import (
     ExecutorOutput,
     FusionResult,
     Severity,
+    SummarizerOutput,
     plain_words,
 )
 
@@ -321,3 +322,17 @@ def _of_fusion(fusion: FusionResult | None) -> list[str]:
     if fusion.vlm_letter:
         model = f"the model alone {expected_level(model_alone(fusion)):.2f}"
     return [f"Fused score {fusion.q:.2f} of 5: {tools}, {model}."]
+
+
+def without_words(
+    fusion: FusionResult,
+    evidence: ExecutorOutput | None,
+    choices: Choices,
+    unplaced: Sequence[str] = (),
+) -> SummarizerOutput:
+    """The answer of a fusion whose reasoning failed: its letter, and sentences made of the
+    evidence."""
+    reasoning = reasoned(None, evidence, fusion, choices, unplaced)
+    return SummarizerOutput(
+        final_answer=answer_letter(fusion), quality_reasoning=reasoning, fusion=fusion
+    )

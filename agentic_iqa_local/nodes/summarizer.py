@@ -7,7 +7,6 @@ questions get free text.
 """
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -16,7 +15,6 @@ from langgraph.runtime import Runtime
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.evidence import (
-    Evidence,
     find_gaps,
     should_replan,
     summed_up,
@@ -47,7 +45,7 @@ from agentic_iqa_local.state import (
 )
 from agentic_iqa_local.vlm_client import VLMError
 
-__all__ = ["ROLE", "should_replan", "summarizer_node", "without_words"]
+__all__ = ["ROLE", "should_replan", "summarizer_node"]
 
 logger = logging.getLogger(__name__)
 
@@ -188,20 +186,6 @@ def _with_measurement(
     if total:
         letters.product = {letter: weight / total for letter, weight in weights.items()}
     return letters
-
-
-def without_words(
-    fusion: FusionResult,
-    evidence: Evidence,
-    choices: Sequence[str] | None,
-    unplaced: Sequence[str] = (),
-) -> SummarizerOutput:
-    """The answer of a fusion whose reasoning failed: its letter, and sentences made of the
-    evidence."""
-    reasoning = reasoned(None, evidence, fusion, choices, unplaced)
-    return SummarizerOutput(
-        final_answer=answer_letter(fusion), quality_reasoning=reasoning, fusion=fusion
-    )
 
 
 # The decision
