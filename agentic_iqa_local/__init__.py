@@ -14,7 +14,12 @@ Importing the package loads neither torch nor pyiqa nor a model; the first call 
 """
 
 import importlib
+import os
 from typing import Any
+
+# torch's threads sleep while they wait for each other. By default they spin, and on a machine that does
+# other work too a picture then takes three to eight times as long. Read once, when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 __version__ = "0.1.0"
 
