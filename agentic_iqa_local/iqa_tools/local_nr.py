@@ -11,7 +11,6 @@ people said of 580 real photographs (scripts/training/people.py), and the qualit
 Knows nothing of pyiqa, of maps to 1..5 or of models that answer.
 """
 
-import functools
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -24,11 +23,10 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from PIL import Image
 from safetensors.torch import load_file
-from timm.layers.norm_act import BatchNormAct2d
 from torch import nn
 from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d, gelu
 
-from agentic_iqa_local.iqa_tools.kernels import as_tensor
+from agentic_iqa_local.iqa_tools.kernels import as_tensor, fold_norms, work_in_bands
 from agentic_iqa_local.iqa_tools.measures import measured
 from agentic_iqa_local.iqa_tools.signals import SIGNALS, signals
 from agentic_iqa_local.state import DISTORTION_TYPES, EVERYWHERE, PLACES, ninth
@@ -151,9 +149,9 @@ class LocalNR(nn.Module):
             network = cls(*widths)
         network.load_state_dict(weights | people, assign=True)
         network.float().to(device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-        for layer in network.encoder.modules():
-            if isinstance(layer, BatchNormAct2d):
-                layer.forward = functools.partial(_normalise, layer)
+        fold_norms(network.encoder)
+        if device == "cpu":
+            work_in_bands(network.encoder)
         return network.eval().requires_grad_(False)
 
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
@@ -246,18 +244,6 @@ class LocalNR(nn.Module):
             statistics=described[0].cpu().numpy(),
             measures=measures,
         )
-
-
-def _normalise(layer: Any, features: torch.Tensor) -> torch.Tensor:
-    """What the layer makes of features, written over them: the same numbers, and no second copy of
-    the largest tensors."""
-    unused = features.new_empty(0)
-    mean, variance = layer.running_mean, layer.running_var
-    torch.native_batch_norm(
-        features, layer.weight, layer.bias, mean, variance, False, 0.0, layer.eps,
-        out=(features, unused, unused.clone()),
-    )  # fmt: skip
-    return layer.act(features)
 
 
 def _by_family(values: Any) -> dict[str, Any]:
