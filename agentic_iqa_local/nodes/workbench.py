@@ -62,6 +62,7 @@ class Workbench:
 
     def close(self) -> None:
         self.models.close()
+        self.pictures.close()
 
 
 @contextmanager
