@@ -30,7 +30,7 @@ MOST_NUMBERS = 2**19  # of a block's widest features at a time: 2 MiB, which a c
 def as_tensor(picture: Image.Image | np.ndarray, device: Any) -> Tensor:
     """An RGB picture, as an image or H×W×3 uint8 → 1×3×H×W float32 in 0..1 on the device."""
     pixels = torch.from_numpy(np.array(picture)).to(device)
-    return pixels.permute(2, 0, 1)[None].float() / 255
+    return pixels.permute(2, 0, 1)[None].float().div_(255)
 
 
 def fold_norms(encoder: nn.Module) -> None:
