@@ -48,14 +48,18 @@ def fold_norms(encoder: nn.Module) -> None:
 def work_in_bands(encoder: nn.Module) -> None:
     """Has the blocks of EfficientNet's first stages, whose features are the largest, worked a band
     of rows at a time."""
-    for stage in encoder.blocks[1:4]:
+    for stage in encoder.blocks[:4]:
         for block in stage:
-            block.forward = functools.partial(_in_bands, block)
+            layers = [*block.children()]
+            middle = layers.index(block.conv_dw)
+            before, after = nn.Sequential(*layers[:middle]), nn.Sequential(*layers[middle + 1 :])
+            block.forward = functools.partial(_in_bands, block, before, after)
 
 
-def _in_bands(block: Any, features: Tensor) -> Tensor:
-    """What timm's InvertedResidual makes of 1×C×H×W features, with its norms folded. A band of its
-    six times wider features stays in the cache, where all of them would go through the memory."""
+def _in_bands(block: Any, before: nn.Module, after: nn.Module, features: Tensor) -> Tensor:
+    """What a block of timm's EfficientNet makes of 1×C×H×W features. Its layers `before` the
+    depthwise convolution make six times as many features: a band of them stays in the cache, where
+    all would go through the memory."""
     conv = block.conv_dw
     size, stride = conv.kernel_size[0], conv.stride[0]
     height, width = features.shape[2:]
@@ -66,10 +70,9 @@ def _in_bands(block: Any, features: Tensor) -> Tensor:
     for top in range(0, rows, band):
         bottom = min(top + band, rows)
         first, end = top * stride - above, (bottom - 1) * stride + size - above
-        part = block.bn1(block.conv_pw(features[:, :, max(first, 0) : min(end, height)]))
+        part = before(features[:, :, max(first, 0) : min(end, height)])
         part = pad(part, (left, right, max(-first, 0), max(end - height, 0)))
-        part = torch.conv2d(part, conv.weight, conv.bias, stride, groups=conv.groups)
-        part = block.bn3(block.conv_pwl(block.bn2(part)))
+        part = after(torch.conv2d(part, conv.weight, conv.bias, stride, groups=conv.groups))
         if block.has_skip:
             part += features[:, :, top:bottom]
         bands.append(part)

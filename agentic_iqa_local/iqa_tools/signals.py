@@ -149,8 +149,9 @@ def _pyramid(ycc: Tensor) -> list[Tensor]:
         smaller = _halved(level)
         size = level.shape[1:]
         enlarged = interpolate(smaller[None], size, mode="bilinear", align_corners=False)
-        band = level - enlarged[0]
-        spread = _log(band.flatten(1).square().mean(1).sqrt(), 0.05)
+        band = enlarged[0].sub_(level)  # in place: at the first depth each copy is a large one
+        energy = torch.stack([channel.square().mean() for channel in band])
+        spread = _log(energy.sqrt(), 0.05)
         if depth < 3:
             values += [*spread, _log(band[0].abs().mean(), 0.05) - spread[0]]
         else:
