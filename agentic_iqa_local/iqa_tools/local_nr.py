@@ -191,16 +191,15 @@ class LocalNR(nn.Module):
     def describe(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """1×3×H×W in 0..1 → (views×(STATISTICS + SIGNALS) of the whole picture and, if it is large
         enough, of its quarters; its cells as `encode` gives them)."""
+        numbers = [signals(pixels)]  # before the encoder, whose freed memory stays in pieces
         cells = self.encode(pixels)
-        views = [(cells, pixels)]
+        statistics = [pooled(cells)]
         if min(cells.shape[1:3]) > 1:
             for place in PLACES:
-                quarter = quarter_of(pixels[0], place)[
-                    None
-                ]  # its rows and columns come second and third too
-                views.append((quarter_of(cells, place), quarter))
-        described = [torch.cat([pooled(part), signals(shown)], 1) for part, shown in views]
-        return torch.cat(described), cells
+                quarter = quarter_of(pixels[0], place)  # rows and columns come second and third
+                numbers.append(signals(quarter[None]))
+                statistics.append(pooled(quarter_of(cells, place)))
+        return torch.cat([torch.cat(statistics), torch.cat(numbers)], 1), cells
 
     def quality(self, described: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
         """The levels, N in 1..5, of pictures that are described so and have these outputs of the head

@@ -147,15 +147,17 @@ def _pyramid(ycc: Tensor) -> list[Tensor]:
     values, level = [], ycc
     for depth in range(5):
         smaller = _halved(level)
-        size = level.shape[1:]
-        enlarged = interpolate(smaller[None], size, mode="bilinear", align_corners=False)
-        band = enlarged[0].sub_(level)  # in place: at the first depth each copy is a large one
-        energy = torch.stack([channel.square().mean() for channel in band])
-        spread = _log(energy.sqrt(), 0.05)
+        bands = []
+        for channel, small in zip(level, smaller, strict=True):
+            size = channel.shape
+            enlarged = interpolate(small[None, None], size, mode="bilinear", align_corners=False)
+            band = enlarged[0, 0].sub_(channel)  # a channel at a time, in place: it is a large one
+            bands.append((_log(band.square().mean().sqrt(), 0.05), band.abs().mean()))
+        spread, change = bands[0]
         if depth < 3:
-            values += [*spread, _log(band[0].abs().mean(), 0.05) - spread[0]]
+            values += [*(each for each, _ in bands), _log(change, 0.05) - spread]
         else:
-            values.append(spread[0])
+            values.append(spread)
         level = smaller
     return values
 
