@@ -34,7 +34,7 @@ def signals(pixels: Tensor) -> Tensor:
 
 
 def _of_one(rgb: Tensor) -> Tensor:
-    ycc = torch.einsum("ij,jhw->ihw", _YCC.to(rgb), 255 * rgb)
+    ycc = (_YCC.to(rgb) @ (255 * rgb).flatten(1)).view_as(rgb)
     luma = ycc[0]
     row, across = _block_grid(luma.T)
     column, down = _block_grid(luma)
