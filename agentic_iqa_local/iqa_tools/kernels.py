@@ -33,19 +33,19 @@ def as_tensor(picture: Image.Image | np.ndarray, device: Any) -> Tensor:
     return pixels.permute(2, 0, 1)[None].float().div_(255)
 
 
-def fold_norms(encoder: nn.Module) -> None:
+def fold_norms(encoder: Any) -> None:
     """Gives the convolutions of timm's encoder the numbers of the batch norms after them, of which
     only the activations are left: the same numbers but for rounding."""
-    for conv, norm in pairwise([*encoder.modules()]):
+    layers: list[Any] = [*encoder.modules()]
+    for conv, norm in pairwise(layers):
         if isinstance(norm, BatchNormAct2d):
-            conv.weight, conv.bias = fuse_conv_bn_weights(
-                conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.eps,
-                norm.weight, norm.bias,
-            )  # fmt: skip
+            seen = norm.running_mean, norm.running_var, norm.eps
+            scale = norm.weight, norm.bias
+            conv.weight, conv.bias = fuse_conv_bn_weights(conv.weight, conv.bias, *seen, *scale)
             norm.forward = norm.act.forward
 
 
-def work_in_bands(encoder: nn.Module) -> None:
+def work_in_bands(encoder: Any) -> None:
     """Has the blocks of EfficientNet's first stages, whose features are the largest, worked a band
     of rows at a time."""
     for stage in encoder.blocks[:4]:
