@@ -33,16 +33,19 @@ def as_tensor(picture: Image.Image | np.ndarray, device: Any) -> Tensor:
     return pixels.permute(2, 0, 1)[None].float().div_(255)
 
 
-def fold_norms(encoder: Any) -> None:
+def fold_norms(encoder: nn.Module) -> None:
     """Gives the convolutions of timm's encoder the numbers of the batch norms after them, of which
     only the activations are left: the same numbers but for rounding."""
-    layers: list[Any] = [*encoder.modules()]
-    for conv, norm in pairwise(layers):
+    for conv, norm in pairwise([*encoder.modules()]):
         if isinstance(norm, BatchNormAct2d):
-            seen = norm.running_mean, norm.running_var, norm.eps
-            scale = norm.weight, norm.bias
-            conv.weight, conv.bias = fuse_conv_bn_weights(conv.weight, conv.bias, *seen, *scale)
-            norm.forward = norm.act.forward
+            _fold(conv, norm)
+
+
+def _fold(conv: Any, norm: Any) -> None:
+    seen = norm.running_mean, norm.running_var, norm.eps
+    scale = norm.weight, norm.bias
+    conv.weight, conv.bias = fuse_conv_bn_weights(conv.weight, conv.bias, *seen, *scale)
+    norm.forward = norm.act.forward
 
 
 def work_in_bands(encoder: Any) -> None:
