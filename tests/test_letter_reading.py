@@ -69,6 +69,14 @@ def test_letters_are_means_over_all_views_which_are_then_closed(large):
     assert [session.closed for session in client.sessions] == [False, True, True, True, True]
 
 
+def test_an_assessment_that_ends_frees_its_pixels(large):
+    bench = Workbench(scripted_services(Views(), ScriptedTools({})), large)
+    pixels = bench.pictures.image.pixels
+    bench.close()
+    with pytest.raises(ValueError, match="closed"):
+        pixels.getpixel((0, 0))
+
+
 def test_every_session_is_closed_at_the_end(large, picture):
     client = Views()
     services = scripted_services(client, ScriptedTools({"NIQE": 3.0}))

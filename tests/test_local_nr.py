@@ -3,16 +3,19 @@ done to them."""
 
 import numpy as np
 import pytest
+import timm
 import torch
 from conftest import DATA, ROOT
 from distortions import DISTORTIONS, Part
 from local_nr_pool import distorted
 from PIL import Image
 from safetensors import safe_open
+from safetensors.torch import load_file
 from scipy.stats import spearmanr
+from torch.nn.functional import avg_pool2d
 
 from agentic_iqa_local.files import file_hash
-from agentic_iqa_local.iqa_tools import ToolError, ToolRunner, local_nr
+from agentic_iqa_local.iqa_tools import ToolError, ToolRunner, kernels, local_nr, signals
 from agentic_iqa_local.iqa_tools.local_nr import WEIGHTS, Examination, LocalNR
 from agentic_iqa_local.state import DISTORTION_TYPES, PLACES
 
@@ -157,11 +160,27 @@ def test_strips_of_a_large_picture_read_as_the_whole(network, monkeypatch):
     assert strips.places["Noise"].shape == whole.places["Noise"].shape
 
 
-def test_layers_normalise_in_place_with_the_same_numbers(network):
-    layer = network.encoder.bn1
-    features = torch.randn(1, layer.num_features, 9, 9, generator=torch.manual_seed(0))
-    expected = type(layer).forward(layer, features)
-    assert torch.equal(layer(features), expected)
+@torch.inference_mode()
+@pytest.mark.parametrize(("height", "width"), [(128, 96), (131, 99)])
+def test_the_encoder_in_bands_has_the_numbers_of_timms_own(network, monkeypatch, height, width):
+    encoder = timm.create_model(local_nr.ENCODER, pretrained=False, features_only=True).eval()
+    weights = load_file(WEIGHTS)
+    own = {name: weights[f"encoder.{name}"].float() for name in encoder.state_dict()}
+    encoder.load_state_dict(own)
+    pixels = torch.rand(1, 3, height, width, generator=torch.manual_seed(0))
+    monkeypatch.setattr(kernels, "MOST_NUMBERS", 2**15)  # bands of 2 to 10 rows
+    for expected, depth in zip(encoder(pixels), network.encoder(pixels), strict=True):
+        torch.testing.assert_close(depth, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_signals_sort_and_halve_as_torch_does():
+    values = torch.rand(10_001, generator=torch.manual_seed(0))
+    shares = (0.005, 0.5, 0.995)
+    assert torch.equal(signals._quantiles(values, shares), values.quantile(torch.tensor(shares)))
+    rows = values[:10_000].view(2, -1)
+    assert torch.equal(signals._medians(rows), rows.median(1).values)
+    channels = values[: 3 * 40 * 50].view(3, 40, 50)
+    assert torch.equal(signals._halved(channels), avg_pool2d(channels, 2))
 
 
 def test_the_weights_are_those_of_the_card():

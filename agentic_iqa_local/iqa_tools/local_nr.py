@@ -11,7 +11,6 @@ people said of 580 real photographs (scripts/training/people.py), and the qualit
 Knows nothing of pyiqa, of maps to 1..5 or of models that answer.
 """
 
-import functools
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -24,11 +23,10 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from PIL import Image
 from safetensors.torch import load_file
-from timm.layers.norm_act import BatchNormAct2d
 from torch import nn
 from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d, gelu
 
-from agentic_iqa_local.iqa_tools.kernels import as_tensor
+from agentic_iqa_local.iqa_tools.kernels import as_tensor, fold_norms, work_in_bands
 from agentic_iqa_local.iqa_tools.measures import measured
 from agentic_iqa_local.iqa_tools.signals import SIGNALS, signals
 from agentic_iqa_local.state import DISTORTION_TYPES, EVERYWHERE, PLACES, ninth
@@ -151,9 +149,9 @@ class LocalNR(nn.Module):
             network = cls(*widths)
         network.load_state_dict(weights | people, assign=True)
         network.float().to(device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-        for layer in network.encoder.modules():
-            if isinstance(layer, BatchNormAct2d):
-                layer.forward = functools.partial(_normalise, layer)
+        fold_norms(network.encoder)
+        if device == "cpu":
+            work_in_bands(network.encoder)
         return network.eval().requires_grad_(False)
 
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
@@ -193,16 +191,15 @@ class LocalNR(nn.Module):
     def describe(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """1×3×H×W in 0..1 → (views×(STATISTICS + SIGNALS) of the whole picture and, if it is large
         enough, of its quarters; its cells as `encode` gives them)."""
+        numbers = [signals(pixels)]  # before the encoder, whose freed memory stays in pieces
         cells = self.encode(pixels)
-        views = [(cells, pixels)]
+        statistics = [pooled(cells)]
         if min(cells.shape[1:3]) > 1:
             for place in PLACES:
-                quarter = quarter_of(pixels[0], place)[
-                    None
-                ]  # its rows and columns come second and third too
-                views.append((quarter_of(cells, place), quarter))
-        described = [torch.cat([pooled(part), signals(shown)], 1) for part, shown in views]
-        return torch.cat(described), cells
+                quarter = quarter_of(pixels[0], place)  # rows and columns come second and third
+                numbers.append(signals(quarter[None]))
+                statistics.append(pooled(quarter_of(cells, place)))
+        return torch.cat([torch.cat(statistics), torch.cat(numbers)], 1), cells
 
     def quality(self, described: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
         """The levels, N in 1..5, of pictures that are described so and have these outputs of the head
@@ -246,18 +243,6 @@ class LocalNR(nn.Module):
             statistics=described[0].cpu().numpy(),
             measures=measures,
         )
-
-
-def _normalise(layer: Any, features: torch.Tensor) -> torch.Tensor:
-    """What the layer makes of features, written over them: the same numbers, and no second copy of
-    the largest tensors."""
-    unused = features.new_empty(0)
-    mean, variance = layer.running_mean, layer.running_var
-    torch.native_batch_norm(
-        features, layer.weight, layer.bias, mean, variance, False, 0.0, layer.eps,
-        out=(features, unused, unused.clone()),
-    )  # fmt: skip
-    return layer.act(features)
 
 
 def _by_family(values: Any) -> dict[str, Any]:

@@ -8,7 +8,6 @@ configs/detector_measures.json (scripts/training/measures.py).
 from collections.abc import Mapping
 
 import numpy as np
-from scipy.ndimage import maximum_filter, minimum_filter
 
 from agentic_iqa_local.errors import percent
 from agentic_iqa_local.iqa_tools.blurred_part import blurred_part
@@ -161,8 +160,8 @@ def _sharpness(luma: np.ndarray) -> dict[str, float]:
     Phan and Chandler, IEEE TIP 2012), by their contrast, so that a dark picture is as sharp.
     """
     steps = np.maximum(np.abs(np.diff(luma, axis=1))[:-1], np.abs(np.diff(luma, axis=0))[:, :-1])
-    contrast = (maximum_filter(luma, EDGE) - minimum_filter(luma, EDGE))[:-1, :-1]
-    steepness = maximum_filter(steps, EDGE) / np.maximum(contrast, CONTRAST)
+    contrast = (_around(luma, np.maximum) - _around(luma, np.minimum))[:-1, :-1]
+    steepness = _around(steps, np.maximum) / np.maximum(contrast, CONTRAST)
     is_edge = contrast > CONTRAST
     share, total = _cells(is_edge).mean(1), _cells(steepness * is_edge).mean(1)
     told = share > EDGES
@@ -170,6 +169,17 @@ def _sharpness(luma: np.ndarray) -> dict[str, float]:
         return {"sharpest": 0.0, "softest": 0.0}
     softest, sharpest = np.quantile(total[told] / share[told], (0.05, 0.95))
     return {"sharpest": float(sharpest), "softest": float(softest)}
+
+
+def _around(values: np.ndarray, extreme: np.ufunc) -> np.ndarray:
+    """Of H×W the maximum or the minimum of the EDGE×EDGE pixels around each: of two, four, eight
+    and nine rows, then of as many columns."""
+    for _ in range(2):
+        rows = np.pad(values, ((EDGE // 2, EDGE // 2), (0, 0)), mode="edge")
+        for step in (1, 2, 4, EDGE - 8):
+            rows = extreme(rows[step:], rows[:-step])
+        values = np.ascontiguousarray(rows.T)
+    return values
 
 
 def _cells(values: np.ndarray) -> np.ndarray:

@@ -63,6 +63,12 @@ class Pictures:
             whole.append(self.reference.pixels)
         return whole if box is None else [pixels.crop(box) for pixels in whole]
 
+    def close(self) -> None:
+        """Frees the pixels now: an assessment's parts refer to each other, so Python would keep its
+        picture until it next looks for circles, which may be dozens of pictures later."""
+        for pixels in self.parts():
+            pixels.close()
+
     def holds(self, box: Box) -> bool:
         """Whether a box, in pixels of the upright picture, is a part of it without its frame that
         is large enough to be judged."""

@@ -63,6 +63,7 @@ class Workbench:
 
     def close(self) -> None:
         self.models.close()
+        self.pictures.close()
 
 
 @contextmanager
