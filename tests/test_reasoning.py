@@ -186,7 +186,7 @@ D = {"A": 0.1, "B": 0.1, "C": 0.1, "D": 0.7}
     ("known", "p", "text", "said"),
     [
         (seen(Compression="severe"), C, "Blurs: Edges smear in one direction.", "Severe compression: It shows."),
-        (seen(), D, "Blurs: Edges smear in one direction.", "No visible distortion was found."),
+        (seen(), D, "Blurs: Edges smear in one direction.", "No blur, noise, compression or wrong exposure was found."),
         (seen(Compression="severe"), C, "Extreme.", "Severe compression: It shows."),
         (seen(Compression="severe"), C, "The quality is fair.", "Severe compression: It shows."),
         (seen(Compression="severe"), C, "Blocks show in the sky.", "Severe compression: It shows. Blocks show in the sky."),
@@ -204,8 +204,10 @@ def test_the_reason_of_a_choice_is_what_decided_it(known, p, text, said):
 
 @pytest.mark.parametrize("text", ["No visible distortion was found.", "The picture is clean."])
 def test_what_was_looked_at_is_all_that_is_said(text):
-    """Only noise was looked for: that the picture is clean is more than anybody knows."""
+    """That a picture is clean is more than anybody knows, whether noise or all was looked for."""
     assert reasoned(text, evidence("none"), None, None) == "No noise was found."
+    said = "No blur, noise, compression or wrong exposure was found. No tool scores were available."
+    assert reasoned(text, seen(), None, None) == said
 
 
 def test_without_words_the_answer_that_the_letters_chose_is_said():

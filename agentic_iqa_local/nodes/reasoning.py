@@ -35,6 +35,8 @@ from agentic_iqa_local.state import (
 )
 
 Choices = Sequence[str] | None
+# the kinds that are found often; a smear or pale colours mostly are not
+NOTHING_FOUND = "No blur, noise, compression or wrong exposure was found."
 SHALLOW_FOCUS = "Shallow focus: the sharpest part is sharp, the rest is out of focus."
 
 _LABEL = re.compile(rf"^(?:{'|'.join(DISTORTION_TYPES)}): ")
@@ -98,7 +100,8 @@ def agrees(
 ) -> bool:
     """Whether a text can be the reason of an answer: it names no other answer or level, and it
     tells what was found, the worst of it at least, with its severity and nothing else, and spreads
-    no damage of a part over the picture. Where nobody looked for distortions it must not speak of any."""
+    no damage of a part over the picture. Where nobody looked for distortions it must not speak of any.
+    That a picture is clean is more than what was looked for can say."""
     if not (in_english(text) and _names_the_answer(text, fusion, choices)):
         return False
     if _spreads_a_part(text, evidence):
@@ -106,11 +109,7 @@ def agrees(
     if not evidence.distortion_analysis:
         return _judged_directly(evidence, fusion) or _leaves_distortions_out(text)
     found = _severities(evidence)
-    if not (found or _all_looked_for(evidence)):
-        return False
-    if _CLEAN.search(text):
-        return _may_be_called_clean(found, evidence) and names_only(text, found)
-    return bool(found) and _tells(text, found)
+    return bool(found) and not _CLEAN.search(text) and _tells(text, found)
 
 
 def _spreads_a_part(text: str, evidence: ExecutorOutput) -> bool:
@@ -126,12 +125,6 @@ def _judged_directly(evidence: ExecutorOutput, fusion: FusionResult | None) -> b
 
 def _leaves_distortions_out(text: str) -> bool:
     return not (distortions_in(text) or _judges(text) or _SEVERITY.search(text))
-
-
-def _may_be_called_clean(found: Mapping[str, set[str]], evidence: ExecutorOutput) -> bool:
-    """Whether all was looked for, and nothing worse than slight found."""
-    mild = all(severities == {"slight"} for severities in found.values())
-    return mild and _all_looked_for(evidence)
 
 
 def answers(text: str, query: str, evidence: Evidence) -> bool:
@@ -168,10 +161,6 @@ def _severities(evidence: ExecutorOutput) -> dict[str, set[str]]:
     for finding in found_damage(evidence):
         found.setdefault(finding.type, set()).add(finding.severity)
     return found
-
-
-def _all_looked_for(evidence: ExecutorOutput) -> bool:
-    return evidence.distortion_set is not None and not not_looked_for(evidence)
 
 
 def _judges(text: str) -> bool:
@@ -254,7 +243,7 @@ def _what_was_found(evidence: ExecutorOutput) -> list[str]:
     """What was found, and what was looked for in vain."""
     said = [_sentence(finding) for finding in findings(evidence)]
     if evidence.distortion_analysis and not said and not evidence.damaged_part:
-        said.append("No visible distortion was found.")
+        said.append(NOTHING_FOUND)
     if has_shallow_focus(evidence):
         said.append(SHALLOW_FOCUS)
     return said
