@@ -78,6 +78,11 @@ def found_damage(evidence: Evidence, name: str | None = None) -> list[Finding]:
     return [finding for finding in there if name in (None, finding.object)]
 
 
+def is_undamaged(evidence: Evidence) -> bool:
+    """Whether distortions were looked for and none was found."""
+    return bool(evidence and evidence.distortion_analysis and not found_damage(evidence))
+
+
 def has_shallow_focus(evidence: Evidence) -> bool:
     """Whether the picture's background alone is out of focus, which is no damage."""
     whole = ((evidence and evidence.detection) or {}).get("Global")

@@ -14,7 +14,7 @@ from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.detection import detect, found_families, severity_probabilities
-from agentic_iqa_local.nodes.evidence import doubts, not_looked_for
+from agentic_iqa_local.nodes.evidence import doubts, is_undamaged, not_looked_for
 from agentic_iqa_local.nodes.prompts import objects_prompt
 from agentic_iqa_local.nodes.query import asks_where
 from agentic_iqa_local.nodes.reasoning import explains
@@ -82,7 +82,8 @@ def gather(task: Task) -> None:
     if task.plan.query_type == "IQA":
         _warn_of_regions_without_place(task)
     whole = (evidence.detection or {}).get("Global")
-    if asks_where(task.query) or (whole and whole.in_part):
+    asks_or_stands_out = asks_where(task.query) or (whole and whole.in_part)
+    if asks_or_stands_out and not is_undamaged(evidence):
         blurred = whole.blurred_part if whole else None
         evidence.damaged_part = blurred or _damaged_part(bench)
     evidence.uncertainty = doubts(evidence)

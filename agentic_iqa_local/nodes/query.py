@@ -101,10 +101,12 @@ def _without_metrics(query: str) -> str:
 
 _FAMILIES = {kind: "|".join(words) for kind, words in WORDS["distortions"].items()}
 _NAMED = pattern([f"(?P<{kind.replace(' ', '_')}>{words})" for kind, words in _FAMILIES.items()])
-_DAMAGE, _ANY, _VIRTUE, _ABSENCE, _OPEN, _LEFT_OUT = (
+_DAMAGE, _ANY, _WORSE, _VIRTUE, _ABSENCE, _OPEN, _LEFT_OUT = (
     pattern(WORDS[name])
-    for name in ("damage", "any_distortion", "virtue", "absence", "open_question", "left_out")
-)
+    for name in (
+        "damage", "any_distortion", "worse", "virtue", "absence", "open_question", "left_out",
+    )
+)  # fmt: skip
 
 
 def distortions_in(query: str) -> list[str]:
@@ -120,7 +122,8 @@ def distortions_in(query: str) -> list[str]:
 def asks_about_damage(query: str) -> bool:
     """Whether a query names damage by a word that means nothing else, or asks where damage is."""
     text = asked_about(query)
-    return bool(_DAMAGE.search(text) or (asks_where(query) and _ANY.search(text)))
+    any_damage = _ANY.search(text) or _WORSE.search(text)
+    return bool(_DAMAGE.search(text) or (asks_where(query) and any_damage))
 
 
 def says_present(query: str, kinds: Sequence[str]) -> bool | None:

@@ -263,10 +263,11 @@ def _sentence(finding: Finding) -> str:
 def _place(evidence: ExecutorOutput) -> list[str]:
     """A sentence that says where the damage is; none where that was not measured."""
     part = evidence.damaged_part
-    return [f"The damage lies {_at(part)}."] if part else []
+    return [f"The damage lies {at_part(part)}."] if part else []
 
 
-def _at(part: str) -> str:
+def at_part(part: str) -> str:
+    """Where a part of the picture is: "in the top left quarter"."""
     if part == EVERYWHERE:
         return "everywhere in the picture"
     if part in PLACES:

@@ -5,7 +5,8 @@ import re
 from agentic_iqa_local.errors import one_line, percent
 from agentic_iqa_local.nodes.evidence import found_damage, not_looked_for
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
-from agentic_iqa_local.nodes.query import asked_about, distortions_in, says_present
+from agentic_iqa_local.nodes.query import asked_about, asks_where, distortions_in, says_present
+from agentic_iqa_local.nodes.reasoning import at_part
 from agentic_iqa_local.output.account import Part, account_of, map_sentences
 from agentic_iqa_local.output.words import (
     named,
@@ -59,7 +60,17 @@ def _found_of(query: str, plan: PlannerOutput, evidence: ExecutorOutput) -> list
     if kinds:
         found = [one for one in found if one.type in kinds]
     said = " and ".join(one.with_severity for one in found) or f"no {sought} found"
+    if asks_where(query):
+        return [f"{said}{_where(evidence, bool(found))}"]
     return [f"{_lead(query, kinds, bool(found))}{said}"]
+
+
+def _where(evidence: ExecutorOutput, found: bool) -> str:
+    """In which part it was found, or how to see which part is worse."""
+    if found and evidence.damaged_part:
+        return f" {at_part(evidence.damaged_part)}"
+    lacking = ", but not in which part" if found else " in any part"
+    return f"{lacking} (--map draws how good each is)"
 
 
 def _lead(query: str, kinds: list[str], found: bool) -> str:
