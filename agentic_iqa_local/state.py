@@ -315,8 +315,8 @@ class ExecutorOutput(BaseModel):
     severity_probabilities: dict[str, dict[str, dict[str, float]]] | None = None
     selected_tools: dict[str, dict[str, str]] | None = None
     tool_logs: list[ToolExecutionLog] = Field(default_factory=list)
-    # where the damage lies, by LocalNR's map or as a blurred part: a quarter ("top left"), a ninth
-    # ("middle") or "everywhere".
+    # where the damage lies, by LocalNR's map or as a blurred part: a quarter ("top left"), a half
+    # ("left half"), a ninth ("middle") or "everywhere".
     # None where the query does not ask for a place and no part alone is damaged, the tool sees no
     # damage, or it could not run.
     damaged_part: str | None = None

@@ -85,6 +85,7 @@ def test_tools_and_other_metrics_of_pyiqa_are_recognised(name):
     [
         ("Is it risky?", "sky", None), ("Rate this image of a cat.", "this image", None),
         ("Rate this photo of my dog.", "photo of my dog", "dog"), ("Are the boxes sharp?", "box", "box"),
+        ("Is it worse at the top or at the bottom?", "top", None), ("Rate the left half.", "left half", "left half"),
     ],
 )  # fmt: skip
 def test_regions_are_words_of_the_query(query, name, region):

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import get_args
 
+import numpy as np
+
 from agentic_iqa_local.iqa_tools.detector import load_detector
 from agentic_iqa_local.iqa_tools.reliability import Reachable, Reliability, Score
 from agentic_iqa_local.state import (
@@ -81,6 +83,29 @@ def found_damage(evidence: Evidence, name: str | None = None) -> list[Finding]:
 def is_undamaged(evidence: Evidence) -> bool:
     """Whether distortions were looked for and none was found."""
     return bool(evidence and evidence.distortion_analysis and not found_damage(evidence))
+
+
+def damaged_half(grids: Sequence[np.ndarray]) -> str | None:
+    """The half of a picture in which damage lies: its quarters have about the same
+    severity, more than twice that of each other one, by the medians of the rows×columns `grids` of
+    several kinds."""
+    if not grids or min(grids[0].shape) < 2:
+        return None
+    severity = sum(grids)
+    rows, columns = severity.shape[0] // 2, severity.shape[1] // 2
+    quarters = np.array(
+        [
+            [np.median(band[:, :columns]), np.median(band[:, -columns:])]
+            for band in (severity[:rows], severity[-rows:])
+        ]
+    )
+    (top, bottom), (left, right) = quarters, quarters.T
+    halves = {"top half": (top, bottom), "left half": (left, right)}
+    halves |= {"bottom half": (bottom, top), "right half": (right, left)}
+    for name, (inside, outside) in halves.items():
+        if inside.min() > max(2 * outside.max(), inside.max() / 2):
+            return name
+    return None
 
 
 def has_shallow_focus(evidence: Evidence) -> bool:

@@ -272,7 +272,7 @@ def at_part(part: str) -> str:
         return "everywhere in the picture"
     if part in PLACES:
         return f"in the {part} quarter"
-    return "in the middle" if part == "middle" else f"at the {part}"
+    return f"in the {part}" if part.endswith(("middle", "half")) else f"at the {part}"
 
 
 def _of_whole(unplaced: Sequence[str]) -> list[str]:
