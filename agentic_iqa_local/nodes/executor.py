@@ -18,7 +18,6 @@ from agentic_iqa_local.nodes.evidence import (
     damaged_half,
     doubts,
     found_damage,
-    is_undamaged,
     not_looked_for,
 )
 from agentic_iqa_local.nodes.prompts import objects_prompt
@@ -88,8 +87,7 @@ def gather(task: Task) -> None:
     if task.plan.query_type == "IQA":
         _warn_of_regions_without_place(task)
     whole = (evidence.detection or {}).get("Global")
-    asks_or_stands_out = asks_where(task.query) or (whole and whole.in_part)
-    if asks_or_stands_out and not is_undamaged(evidence):
+    if asks_where(task.query) or (whole and whole.in_part):
         blurred = whole.blurred_part if whole else None
         kinds = {one.type for one in found_damage(evidence)}
         evidence.damaged_part = blurred or _damaged_part(bench, kinds)

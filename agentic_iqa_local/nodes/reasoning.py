@@ -14,6 +14,7 @@ from agentic_iqa_local.nodes.evidence import (
     found_damage,
     has_shallow_focus,
     in_object,
+    is_undamaged,
     not_looked_for,
 )
 from agentic_iqa_local.nodes.letter_reading import answer_letter, model_alone
@@ -242,7 +243,7 @@ def _not_offered(evidence: Evidence, fusion: FusionResult, choices: Sequence[str
 def _what_was_found(evidence: ExecutorOutput) -> list[str]:
     """What was found, and what was looked for in vain."""
     said = [_sentence(finding) for finding in findings(evidence)]
-    if evidence.distortion_analysis and not said and not evidence.damaged_part:
+    if evidence.distortion_analysis and not said:
         said.append(NOTHING_FOUND)
     if has_shallow_focus(evidence):
         said.append(SHALLOW_FOCUS)
@@ -262,8 +263,10 @@ def _sentence(finding: Finding) -> str:
 
 def _place(evidence: ExecutorOutput) -> list[str]:
     """A sentence that says where the damage is; none where that was not measured."""
-    part = evidence.damaged_part
-    return [f"The damage lies {at_part(part)}."] if part else []
+    if not evidence.damaged_part:
+        return []
+    lies = "If there is damage, it lies" if is_undamaged(evidence) else "The damage lies"
+    return [f"{lies} {at_part(evidence.damaged_part)}."]
 
 
 def at_part(part: str) -> str:

@@ -61,14 +61,15 @@ def _found_of(query: str, plan: PlannerOutput, evidence: ExecutorOutput) -> list
         found = [one for one in found if one.type in kinds]
     said = " and ".join(one.with_severity for one in found) or f"no {sought} found"
     if asks_where(query):
-        return [f"{said}{_where(evidence, bool(found))}"]
+        return [f"{said}{_where(evidence, kinds, bool(found))}"]
     return [f"{_lead(query, kinds, bool(found))}{said}"]
 
 
-def _where(evidence: ExecutorOutput, found: bool) -> str:
-    """In which part it was found, or how to see which part is worse."""
-    if found and evidence.damaged_part:
-        return f" {at_part(evidence.damaged_part)}"
+def _where(evidence: ExecutorOutput, kinds: list[str], found: bool) -> str:
+    """In which part it was found, or would be, or how to see which part is worse."""
+    if evidence.damaged_part and (found or not kinds):
+        at = at_part(evidence.damaged_part)
+        return f" {at}" if found else f"; if there is any, {at}"
     lacking = ", but not in which part" if found else " in any part"
     return f"{lacking} (--map draws how good each is)"
 
