@@ -1,6 +1,7 @@
 """One assessment as text: its headline, and the account of --explain. Pure: a row in, text out."""
 
 import re
+from collections.abc import Collection
 
 from agentic_iqa_local.errors import one_line, percent
 from agentic_iqa_local.nodes.evidence import found_damage, not_looked_for
@@ -130,13 +131,15 @@ def summary(row: Assessment) -> str:
     return safe_lines(lines)
 
 
-def account(row: Assessment) -> str:
-    """The account of `--explain`, of several lines that fit the terminal."""
+def account(row: Assessment, told: Collection[str] = ()) -> str:
+    """The account of `--explain`, of several lines that fit the terminal, without the sentences
+    that are `told` elsewhere."""
     lines = [*wrapped(headline(row), indent=""), ""]
     for part in account_of(row):
-        if part.sentences:
-            lines += wrapped(f"{part.title}: {' '.join(part.sentences)}")
-        else:
+        sentences = [one for one in part.sentences if one not in told]
+        if sentences:
+            lines += wrapped(f"{part.title}: {' '.join(sentences)}")
+        elif not part.sentences:
             if lines[-1]:
                 lines.append("")
             lines += [*_table(part), ""]
