@@ -111,6 +111,18 @@ def test_help_is_short_and_the_rest_one_word_away(monkeypatch, capfd):
     assert "--cluster " not in short
 
 
+@pytest.mark.parametrize("command", ["best", "compare"])
+def test_everyday_options_of_other_commands_are_told_first(command, capsys):
+    shown = {}
+    for word in ("--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            main([command, word])
+        shown[word] = capsys.readouterr().out
+    assert "--timeout " in shown["--help-all"]
+    assert "--timeout " not in shown["--help"]
+    assert "docs/command_line.md" in shown["--help"]
+
+
 # A newcomer's mistakes, written down before what is said of them was looked at.
 MISTAKES = [
     (
