@@ -18,6 +18,8 @@ from agentic_iqa_local.state import (
 
 WIDEST, NARROWEST = 100, 40  # columns of text
 NO_BREAK = "\N{NO-BREAK SPACE}"
+TRIAL = "[trial model, not for real judgements]"
+UNBROKEN = (" %", " of 5", TRIAL)  # what stays on one line
 
 
 def named(row: Assessment) -> list[str]:
@@ -67,14 +69,16 @@ def raw_with_scale(run: ToolExecutionLog) -> str:
 
 def trial_notice(row: Assessment) -> str:
     """What follows an answer of a small model that only proves an installation; otherwise empty."""
-    return " [trial model, not for real judgements]" if (row.model or {}).get("notice") else ""
+    return f" {TRIAL}" if (row.model or {}).get("notice") else ""
 
 
 def wrapped(text: str, indent: str = "  ", hang: str = "  ") -> list[str]:
     """The lines of a text that fits the terminal; `indent` begins the first one, `hang` the
     others."""
     width = min(WIDEST, max(NARROWEST, shutil.get_terminal_size((WIDEST, 24)).columns))
-    safe = one_line(" ".join(text.split())).replace(" %", f"{NO_BREAK}%")
+    safe = one_line(" ".join(text.split()))
+    for words in UNBROKEN:
+        safe = safe.replace(words, words.replace(" ", NO_BREAK))
     lines = textwrap.wrap(
         safe, width, initial_indent=indent, subsequent_indent=hang, break_on_hyphens=False
     )
