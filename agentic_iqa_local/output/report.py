@@ -14,6 +14,7 @@ from agentic_iqa_local.output.words import (
     raw_with_scale,
     safe_lines,
     trial_notice,
+    whole_scale,
     wrapped,
 )
 from agentic_iqa_local.result import OTHER_QUERY, Assessment
@@ -100,6 +101,8 @@ def _between(row: Assessment) -> str:
     of which nobody expects one (the account has it)."""
     if row.interval is None or row.interval.widened[:1] == [OTHER_QUERY]:
         return ""
+    if whole_scale(row.interval):
+        return "; not known to any useful accuracy"
     if row.interval.widened:
         return f"; no narrow interval, since {row.interval.widened[0]}"
     return f"; 90 % interval {row.interval.low:.1f} to {row.interval.high:.1f}"

@@ -8,7 +8,7 @@ from typing import get_args
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.nodes.evidence import Finding, findings, found_damage
 from agentic_iqa_local.nodes.query import named_metrics
-from agentic_iqa_local.result import Assessment
+from agentic_iqa_local.result import Assessment, Interval
 from agentic_iqa_local.state import (
     UNCLEAR,
     Severity,
@@ -65,6 +65,11 @@ def raw_with_scale(run: ToolExecutionLog) -> str:
     50)"."""
     scale = f" ({run.scale})" if run.scale else ""
     return f"{run.raw_score:.4g}{scale}"
+
+
+def whole_scale(interval: Interval) -> bool:
+    """Whether an interval is printed as 1.0 to 5.0, which says nothing."""
+    return (round(interval.low, 1), round(interval.high, 1)) == (1.0, 5.0)
 
 
 def trial_notice(row: Assessment) -> str:
