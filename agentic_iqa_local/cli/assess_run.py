@@ -141,7 +141,8 @@ class AssessRun:
         done, began = len(self.items) - len(self.left), time.monotonic()
         items = resumed(self.left, batch.jobs) if done else self.left
         try:
-            with Progress(len(self.items), done) as progress, stopped_by_ctrl_c(batch, self.go_on):
+            told = Progress(len(self.items), done, batch)
+            with told as progress, stopped_by_ctrl_c(batch, self.go_on):
                 for row in batch.rows(items):
                     self._store(row)
                     self._show(row)
