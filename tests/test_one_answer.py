@@ -100,6 +100,15 @@ def test_an_interval_of_the_whole_scale_is_told_as_knowing_nothing():
         assert "between 1.0 and 5.0" not in text
 
 
+def test_q_without_a_tool_is_told_as_the_models_opinion():
+    alone = RATING["fusion"] | {"q_bar": None, "voters": []}
+    said = "the model's opinion alone"
+    for fusion, told in ((alone, True), (RATING["fusion"], False)):
+        row = row_of("a.png", **RATING | {"fusion": fusion})
+        assert (said in texts(row)["terminal"]) is told
+        assert (said in str(picture_line(row, 120))) is told
+
+
 EVERY = {"letters": [*"ABCD"], "coverage": 0.9, "calibrated_on": "a set"}
 ONLY_BLUR = {
     "type": "Blurs",

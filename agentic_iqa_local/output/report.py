@@ -14,6 +14,7 @@ from agentic_iqa_local.output.words import (
     raw_with_scale,
     safe_lines,
     trial_notice,
+    unmeasured,
     whole_scale,
     wrapped,
 )
@@ -90,7 +91,8 @@ def _answer(row: Assessment) -> str:
     """The answer with what is known of how sure it is."""
     said = f"{row.gate.verdict.upper()}: {row.answer}" if row.gate else row.answer
     if row.level:
-        return f"{said} of 5 (5 is best{_between(row)})"
+        alone = "; the model's opinion alone" if unmeasured(row) else ""
+        return f"{said} of 5 (5 is best{alone}{_between(row)})"
     if row.answer_set and row.choices and len(row.answer_set.letters) == len(row.choices):
         return f"{said}, but no other answer can be ruled out"
     return said

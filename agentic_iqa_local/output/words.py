@@ -72,6 +72,11 @@ def whole_scale(interval: Interval) -> bool:
     return (round(interval.low, 1), round(interval.high, 1)) == (1.0, 5.0)
 
 
+def unmeasured(row: Assessment) -> bool:
+    """Whether q is the model's opinion alone, since no tool gave a score."""
+    return bool(row.fusion and row.fusion.vlm_letter and row.fusion.q_bar is None)
+
+
 def trial_notice(row: Assessment) -> str:
     """What follows an answer of a small model that only proves an installation; otherwise empty."""
     return f" {TRIAL}" if (row.model or {}).get("notice") else ""
