@@ -375,13 +375,16 @@ def plain_words(kind: str) -> str:
 
 def in_words(evidence: ExecutorOutput | None, name: str, kind: str) -> str:
     """A distortion of an object as a person says it: a change of brightness is under- or
-    overexposure, where the object clearly is too dark or too bright, and compression is pixelation
-    where its pixels are enlarged."""
+    overexposure, where the object clearly is too dark or too bright, compression is pixelation
+    where its pixels are enlarged, and a distortion of colours is a cast where the pixels show one."""
     detection = evidence and (evidence.detection or {}).get(name)
     if not detection:
         return plain_words(kind)
     if kind == "Compression" and (detection.pixelation or 0.0) > PIXELATED:
         return "pixelation"
+    family = detection.families.get(kind)
+    if kind == "Color distortions" and family and family.shown:
+        return "colour cast"
     side = _side_of(detection.exposure) if kind == "Brightness change" else None
     return side or plain_words(kind)
 
