@@ -235,3 +235,19 @@ def test_of_what_nobody_could_look_for_the_model_says_nothing():
     assert "Extreme" not in reasoned("Extreme.", known, fused, None)
     assert "unlike a photograph" in said
     assert reasoned("A drawing of a house.", known, fused, None).startswith("A drawing of a house.")
+
+
+@pytest.mark.parametrize(
+    ("severity", "part", "q", "is_told"),
+    [
+        ("severe", "left half", 4.0, True),
+        ("severe", "everywhere", 4.0, False),
+        ("severe", "left half", 3.0, False),
+        ("moderate", "left half", 4.0, False),
+    ],
+)
+def test_severe_damage_of_a_part_beside_good_quality_is_explained(severity, part, q, is_told):
+    letters = {"mode": "logits", "vlm_letter": "B", "off_letter_mass": 0.1}
+    fused = FusionResult(**letters, p_c=dict.fromkeys("ABCDE", 0.2), q=q)
+    said = reasoned(None, evidence(severity, damaged_part=part), fused, None)
+    assert ("The damage is severe, but in one part alone." in said) is is_told

@@ -233,6 +233,5 @@ def _written(task: Task, asked: ByObject) -> dict[str, list[DistortionAnalysis]]
 def _explained(severity: str, family: FamilyDetection) -> str:
     if severity == "none" or family.severity is None:
         return f"it is there with probability {family.probability:.2f}."
-    if family.shown:
-        return f"{family.shown}."
-    return f"LocalNR reads severity {family.severity:.1f} of 5."
+    read = f"LocalNR reads severity {family.severity:.1f} of 5."
+    return f"{family.shown}; {read}" if family.shown else read

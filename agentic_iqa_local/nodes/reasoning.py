@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 
 from agentic_iqa_local.nodes.evidence import (
+    SEVERE,
     Evidence,
     Finding,
     contradictions,
@@ -26,6 +27,7 @@ from agentic_iqa_local.score_fusion import expected_level
 from agentic_iqa_local.state import (
     DISTORTION_TYPES,
     EVERYWHERE,
+    LETTER_TO_LEVEL,
     LETTER_WORDS,
     PLACES,
     UNCLEAR,
@@ -36,6 +38,7 @@ from agentic_iqa_local.state import (
 )
 
 Choices = Sequence[str] | None
+GOOD = 4
 # the kinds that are found often; a smear or pale colours mostly are not
 NOTHING_FOUND = "No blur, noise, compression or wrong exposure was found."
 SHALLOW_FOCUS = "Shallow focus: the sharpest part is sharp, the rest is out of focus."
@@ -82,7 +85,8 @@ def reasoned(
         said += [behind] if is_new else []
     elif words:
         said = [words]
-    notes = [*_of_whole(unplaced), *_missing(known, fusion), *_of_fusion(fusion)]
+    notes = [*_of_part(known, fusion), *_of_whole(unplaced)]
+    notes += [*_missing(known, fusion), *_of_fusion(fusion)]
     return " ".join([*_place(known), *said, *notes])
 
 
@@ -276,6 +280,16 @@ def at_part(part: str) -> str:
     if part in PLACES:
         return f"in the {part} quarter"
     return f"in the {part}" if part.endswith(("middle", "half")) else f"at the {part}"
+
+
+def _of_part(evidence: ExecutorOutput, fusion: FusionResult | None) -> list[str]:
+    """Why the quality is good although damage is severe, where it is that of a part."""
+    if fusion is None or fusion.q is None or LETTER_TO_LEVEL[answer_letter(fusion)] < GOOD:
+        return []
+    severe = any(one.severity in SEVERE for one in found_damage(evidence))
+    if not severe or evidence.damaged_part in (None, EVERYWHERE):
+        return []
+    return ["The damage is severe, but in one part alone."]
 
 
 def _of_whole(unplaced: Sequence[str]) -> list[str]:
