@@ -91,7 +91,7 @@ def damaged_half(grids: Sequence[np.ndarray]) -> str | None:
     several kinds."""
     if not grids or min(grids[0].shape) < 2:
         return None
-    severity = sum(grids)
+    severity = np.sum(grids, axis=0)
     rows, columns = severity.shape[0] // 2, severity.shape[1] // 2
     quarters = np.array(
         [
