@@ -102,6 +102,8 @@ def grid(*rows: str) -> np.ndarray:
     [
         (grid("xx..", "xx..", "xx..", "xx.."), "left half"),
         (grid("....", "....", "xxxx", ".xxx"), "bottom half"),
+        (grid("xxxxx", ".xxxx", "....."), "top half"),
+        (grid("...xx", "....x", "...xx", "...xx"), "right half"),
         (grid("....", "....", "xx..", "xx.."), None),  # a quarter
         (grid("....", "x...", "x...", "...."), None),  # less than a quarter of either
         (grid("xxxx", "xxxx", "xxxx", "xxxx"), None),

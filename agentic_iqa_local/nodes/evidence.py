@@ -92,20 +92,20 @@ def damaged_half(grids: Sequence[np.ndarray]) -> str | None:
     if not grids or min(grids[0].shape) < 2:
         return None
     severity = np.sum(grids, axis=0)
-    rows, columns = severity.shape[0] // 2, severity.shape[1] // 2
-    quarters = np.array(
-        [
-            [np.median(band[:, :columns]), np.median(band[:, -columns:])]
-            for band in (severity[:rows], severity[-rows:])
-        ]
-    )
-    (top, bottom), (left, right) = quarters, quarters.T
-    halves = {"top half": (top, bottom), "left half": (left, right)}
-    halves |= {"bottom half": (bottom, top), "right half": (right, left)}
-    for name, (inside, outside) in halves.items():
-        if inside.min() > max(2 * outside.max(), inside.max() / 2):
+    for turns, name in enumerate(("top half", "right half", "bottom half", "left half")):
+        turned = np.rot90(severity, turns)  # so that this half is the upper one
+        rows = len(turned) // 2
+        milder, worse = _medians_of_sides(turned[:rows])
+        _, other = _medians_of_sides(turned[-rows:])
+        if milder > max(2 * other, worse / 2):
             return name
     return None
+
+
+def _medians_of_sides(cells: np.ndarray) -> list[float]:
+    """Of the left and the right half of a grid, the lesser first."""
+    columns = cells.shape[1] // 2
+    return sorted(float(np.median(side)) for side in (cells[:, :columns], cells[:, -columns:]))
 
 
 def has_shallow_focus(evidence: Evidence) -> bool:
