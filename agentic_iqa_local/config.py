@@ -433,7 +433,19 @@ def load_settings(name: str | Path | None = None) -> Settings:
     except FileError as error:
         raise ConfigError(f"{path}: {error}") from None
     except ValidationError as error:
-        raise ConfigError(f"{path}: {first_mistake(error)}") from None
+        raise ConfigError(f"{path}: {first_mistake(error)}{_near_key(error)}") from None
+
+
+def _near_key(error: ValidationError) -> str:
+    """What an unknown key may have been meant for, of those of its section."""
+    first, *_ = error.errors()
+    if first["type"] != "extra_forbidden":
+        return ""
+    *sections, key = first["loc"]
+    kind = Settings.model_fields[str(sections[0])].annotation if sections else Settings
+    if sections[:1] == ["models"]:
+        kind = ModelSettings
+    return did_you_mean(str(key), getattr(kind, "model_fields", ()))
 
 
 class Options(Decisions):

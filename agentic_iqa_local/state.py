@@ -315,8 +315,8 @@ class ExecutorOutput(BaseModel):
     severity_probabilities: dict[str, dict[str, dict[str, float]]] | None = None
     selected_tools: dict[str, dict[str, str]] | None = None
     tool_logs: list[ToolExecutionLog] = Field(default_factory=list)
-    # where the damage lies, by LocalNR's map or as a blurred part: a quarter ("top left"), a ninth
-    # ("middle") or "everywhere".
+    # where the damage lies, by LocalNR's map or as a blurred part: a quarter ("top left"), a half
+    # ("left half"), a ninth ("middle") or "everywhere".
     # None where the query does not ask for a place and no part alone is damaged, the tool sees no
     # damage, or it could not run.
     damaged_part: str | None = None
@@ -375,13 +375,16 @@ def plain_words(kind: str) -> str:
 
 def in_words(evidence: ExecutorOutput | None, name: str, kind: str) -> str:
     """A distortion of an object as a person says it: a change of brightness is under- or
-    overexposure, where the object clearly is too dark or too bright, and compression is pixelation
-    where its pixels are enlarged."""
+    overexposure, where the object clearly is too dark or too bright, compression is pixelation
+    where its pixels are enlarged, and a distortion of colours is a cast where the pixels show one."""
     detection = evidence and (evidence.detection or {}).get(name)
     if not detection:
         return plain_words(kind)
     if kind == "Compression" and (detection.pixelation or 0.0) > PIXELATED:
         return "pixelation"
+    family = detection.families.get(kind)
+    if kind == "Color distortions" and family and family.shown:
+        return "colour cast"
     side = _side_of(detection.exposure) if kind == "Brightness change" else None
     return side or plain_words(kind)
 

@@ -116,7 +116,7 @@ class ScriptedTools:
     def places(self, image, reference=None):
         if self.part is None:
             raise ToolError("LocalNR: scripted to fail")
-        return SimpleNamespace(damaged_part=lambda: self.part)
+        return SimpleNamespace(damaged_part=lambda: self.part, places={})
 
 
 def scripted_services(

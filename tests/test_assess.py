@@ -43,6 +43,16 @@ def test_vv_logs_the_prompts_and_an_explanation_goes_to_stderr(folder, monkeypat
     assert "How sure: " in told.err
 
 
+def test_a_batch_tells_its_notes_and_equal_warnings_once(folder, monkeypatch, capfd):
+    in_this_process(monkeypatch)
+    query = ["--query", "Rate it with VMAF."]  # which no picture can be measured with here
+    pictures = [folder / "0.png", folder / "1.png"]
+    assert run(*pictures, "--cpu", "--pipeline", "letters", "--explain", *query) == 0
+    told = capfd.readouterr()
+    both = " ".join((told.out + told.err).split())
+    assert [both.count(said) for said in ("How sure: ", "Warnings: ", "Note: ")] == [2, 1, 1]
+
+
 def test_a_batch_has_rows_a_table_and_a_summary_and_goes_on(folder, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     in_this_process(monkeypatch)
@@ -99,6 +109,18 @@ def test_help_is_short_and_the_rest_one_word_away(monkeypatch, capfd):
     } <= basic
     assert "--cluster " in whole.replace(short, "")
     assert "--cluster " not in short
+
+
+@pytest.mark.parametrize("command", ["best", "compare"])
+def test_everyday_options_of_other_commands_are_told_first(command, capsys):
+    shown = {}
+    for word in ("--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            main([command, word])
+        shown[word] = capsys.readouterr().out
+    assert "--timeout " in shown["--help-all"]
+    assert "--timeout " not in shown["--help"]
+    assert "docs/command_line.md" in shown["--help"]
 
 
 # A newcomer's mistakes, written down before what is said of them was looked at.

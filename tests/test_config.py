@@ -54,7 +54,9 @@ def test_every_shipped_set_up_loads_and_is_listed(path):
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("plannner: {}", "plannner: unknown key"),
+        ("plannner: {}", "plannner: unknown key; did you mean planner?"),
+        ("fusion: {modes: logits}", "fusion.modes: unknown key; did you mean mode?"),
+        ("models: {a: {dtypes: half}}", "models.a.dtypes: unknown key; did you mean dtype?"),
         *(
             (f"{{planner: {{backend: '{backend}'}}}}", f"planner.backend: {NO_BACKEND}, got '{backend}'")
             for backend in ("openai.gpt-4o", "transformers.", "/models/Qwen2.5", "")

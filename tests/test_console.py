@@ -5,6 +5,7 @@ import re
 import termios
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pyte
 import pytest
@@ -99,6 +100,16 @@ def test_the_last_line_of_progress_says_how_many_are_done(monkeypatch, capsys):
         progress.count()
         progress.count()
     assert capsys.readouterr().err.splitlines()[1:] == ["3/3 pictures, 0 failed"]
+
+
+@pytest.mark.parametrize("stopping", [False, True])
+def test_a_batch_that_is_stopping_has_no_time_left(stopping, monkeypatch, capsys):
+    monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", 0)
+    with console.Progress(4, batch=SimpleNamespace(stopping=stopping)) as progress:
+        progress.count()
+        progress.count()
+        progress.count()
+    assert (" left" in capsys.readouterr().err) is not stopping
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])

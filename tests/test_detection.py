@@ -168,6 +168,22 @@ def test_the_likeliest_choice_is_what_was_measured(query, choices, known, answer
     assert choices["ABCD".index(max(p, key=p.__getitem__))] == answer
 
 
+@pytest.mark.parametrize(
+    ("query", "part", "p"),
+    [
+        ("Which side is worse?", "bottom left", [0.94, 0.06]),
+        ("Which side is worse?", "right half", [0.06, 0.94]),
+        ("Which side is worse?", "top", None),
+        ("Which side is better?", "bottom left", None),
+    ],
+)
+def test_choices_of_sides_are_answered_by_where_the_damage_lies(query, part, p):
+    """Of 72 photographs in 100 whose damaged quarter was named, 68 were right: 94 %."""
+    known = evidence_of().model_copy(update={"damaged_part": part})
+    measured, _ = measure_choices(query, ["the left side", "the right"], PLAN, known)
+    assert measured == (p and pytest.approx(dict(zip("AB", p, strict=True))))
+
+
 def answered(picture, query, a, b, **fusion) -> SummarizerOutput:
     """The answer of a model whose letters have probabilities `a` and `b` to a Yes and No about a noisy picture."""
     client = ScriptedClient(scripted_answers(), {"A": math.log(a), "B": math.log(b)})

@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 from scripted import (
     ScriptedClient,
@@ -13,6 +14,7 @@ from scripted import (
     scripted_services,
 )
 
+from agentic_iqa_local.nodes.evidence import damaged_half
 from agentic_iqa_local.nodes.executor import executor_node
 from agentic_iqa_local.nodes.planner import derive_flags
 from agentic_iqa_local.nodes.workbench import Workbench
@@ -88,6 +90,29 @@ def test_what_was_found_stays_when_a_later_part_fails(picture):
     assert found.distortion_set == {"Global": ["Blurs"]}
     assert found.distortion_analysis is None
     assert found.quality_scores == {"Global": {"Blurs": ("NIQE", 2.6)}}
+
+
+def grid(*rows: str) -> np.ndarray:
+    """Cells of severity 3 where there is an x, else of 0.1."""
+    return np.array([[3.0 if cell == "x" else 0.1 for cell in row] for row in rows])
+
+
+@pytest.mark.parametrize(
+    ("cells", "half"),
+    [
+        (grid("xx..", "xx..", "xx..", "xx.."), "left half"),
+        (grid("....", "....", "xxxx", ".xxx"), "bottom half"),
+        (grid("xxxxx", ".xxxx", "....."), "top half"),
+        (grid("...xx", "....x", "...xx", "...xx"), "right half"),
+        (grid("....", "....", "xx..", "xx.."), None),  # a quarter
+        (grid("....", "x...", "x...", "...."), None),  # less than a quarter of either
+        (grid("xxxx", "xxxx", "xxxx", "xxxx"), None),
+        (grid("xx..", "xx..", "....", "....") * [0.1, 0.1, 1e-3, 1e-3], None),  # 0.3 beside 0.01
+    ],
+)
+def test_damage_of_two_quarters_side_by_side_is_of_a_half(cells, half):
+    assert damaged_half([cells]) == half
+    assert damaged_half([]) is None
 
 
 def test_an_earlier_error_ends_the_executor_and_no_plan_is_one(picture):

@@ -9,6 +9,7 @@ from scipy.stats import spearmanr
 
 from agentic_iqa_local import IQA
 from agentic_iqa_local.cli.learn import refusal
+from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.eye import CARD, NUMBERS, local_nr_hash, read_eye, write_eye
 from agentic_iqa_local.judgement.learning import LearningError, Proof, Rated, learned
@@ -223,3 +224,23 @@ def test_a_refusal_names_what_is_not_sure_and_what_to_do(proof, said):
     assert said in told
     assert "Nothing was written to my_eye" in told
     assert "type the same command again" in told
+
+
+def test_learn_says_what_is_kept_when_it_is_interrupted(photo, tmp_path, monkeypatch, capsys):
+    """Ctrl-C comes at the third of 20 pictures."""
+
+    def describe(_, picture):
+        if picture.name == "2.png":
+            raise KeyboardInterrupt
+        return picture
+
+    lines = ["image,rating"]
+    for i in range(20):
+        photo.crop((0, 0, 64, 64)).save(tmp_path / f"{i}.png")
+        lines.append(f"{i}.png,{1 + i % 5}")
+    (tmp_path / "ratings.csv").write_text("\n".join(lines))
+    monkeypatch.setattr("agentic_iqa_local.judgement.described.Describer.__call__", describe)
+    eye = str(tmp_path / "eye")
+    assert main(["learn", str(tmp_path / "ratings.csv"), "--out", eye, "--cpu"]) == 130
+    said = capsys.readouterr().err
+    assert "interrupted: what was measured of 2 of 20 pictures is kept; the same command" in said

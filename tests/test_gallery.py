@@ -10,6 +10,7 @@ from one_row import RATING, row_of
 from PIL import Image
 
 from agentic_iqa_local.batch.rows import RowsError
+from agentic_iqa_local.cli.look import make_gallery
 from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.output.gallery.page import thumbnail
 from agentic_iqa_local.output.gallery.rows import identities, read_rows
@@ -92,6 +93,15 @@ def test_a_row_keeps_its_decision_when_its_picture_is_moved():
     first, again, asked = identities([row, row, other])
     assert len({first, again, asked}) == 3
     assert identities([moved]) == [first]
+
+
+def test_failures_and_pictures_that_cannot_be_opened_are_counted_apart(picture, tmp_path):
+    """One row of a picture that is there failed, one failed since there is none, one is sound."""
+    failed = {"error": "expected a picture", "evidence": None, "tools": []}
+    rows = [row_of(picture), row_of(picture, **failed), row_of("/no/such.png", **failed)]
+    said, missing = make_gallery(rows, tmp_path / "gallery.html", "rows.jsonl")
+    assert missing == 1
+    assert ": 3 rows, 2 failures, 1 picture that cannot be opened (the page says why);" in said
 
 
 def made(folder, count, name="gallery.html"):

@@ -17,7 +17,9 @@ from scripted import (
 )
 
 from agentic_iqa_local import assess, run_pipeline
-from agentic_iqa_local.nodes.letter_reading import read_and_fuse
+from agentic_iqa_local.config import FusionSettings, Settings
+from agentic_iqa_local.nodes.letter_reading import read_and_fuse, read_choices
+from agentic_iqa_local.nodes.prompts import Prompt
 from agentic_iqa_local.nodes.workbench import Workbench
 
 RATING = "Rate the perceptual quality of this image."
@@ -75,6 +77,34 @@ def test_an_assessment_that_ends_frees_its_pixels(large):
     bench.close()
     with pytest.raises(ValueError, match="closed"):
         pixels.getpixel((0, 0))
+
+
+def straying() -> ScriptedClient:
+    """A model that writes something else than a letter with a probability of 0.9."""
+    client = ScriptedClient(scripted_answers())
+    shares = dict(zip("ABCDE", [0.09, *[0.0025] * 4], strict=True))
+    client.logprobs = {letter: math.log(share) for letter, share in shares.items()}
+    return client
+
+
+@pytest.mark.parametrize(("temperature", "answers"), [(1.0, ["A to E"]), (100.0, [])])
+def test_a_model_that_strays_is_told_of_where_its_letters_count(picture, temperature, answers):
+    """At a temperature of 100 the letters are as good as flat: q is what the tools say."""
+    settings = Settings(fusion=FusionSettings(temperature=temperature))
+    services = scripted_services(straying(), ScriptedTools({}), settings)
+    bench = Workbench(services, picture)
+    read_and_fuse(RATING, scored(NIQE=3.0), bench)
+    said = [line.partition(":")[0] for line in bench.warnings]
+    assert said == [f"the model did not keep to the answers {named}" for named in answers]
+
+
+@pytest.mark.parametrize("count", [True, False])
+def test_the_choices_are_named_where_their_letters_count(picture, count):
+    services = scripted_services(straying(), ScriptedTools({}))
+    bench = Workbench(services, picture)
+    read_choices(Prompt("", ""), ["sharp", "blurred"], bench, count=count)
+    said = [line.partition(":")[0] for line in bench.warnings]
+    assert said == ["the model did not keep to the answers sharp, blurred"] * count
 
 
 def test_every_session_is_closed_at_the_end(large, picture):

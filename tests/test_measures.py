@@ -11,7 +11,13 @@ from agentic_iqa_local.iqa_tools.blurred_part import NONE, blurred_part
 from agentic_iqa_local.iqa_tools.detector import load_detector, load_measures, logit
 from agentic_iqa_local.iqa_tools.local_nr import standing_out
 from agentic_iqa_local.iqa_tools.measures import EDGE, EVEN, FEWEST, measured, shown
-from agentic_iqa_local.state import DISTORTION_TYPES, Detection, ExecutorOutput, in_words
+from agentic_iqa_local.state import (
+    DISTORTION_TYPES,
+    Detection,
+    ExecutorOutput,
+    FamilyDetection,
+    in_words,
+)
 
 RNG = np.random.default_rng(0)
 NOISE = RNG.integers(0, 256, (128, 160, 3), dtype=np.uint8)
@@ -112,6 +118,15 @@ def test_a_photograph_and_its_mosaic(photo):
     assert said_of(np.asarray(mosaic)) >= {"Compression"}
     told = ExecutorOutput(detection={"Global": Detection(pixelation=0.9)})
     assert in_words(told, "Global", "Compression") == "pixelation"
+
+
+@pytest.mark.parametrize(
+    ("shown", "words"), [("white has a colour", "colour cast"), (None, "colour distortion")]
+)
+def test_a_cast_that_the_pixels_show_is_called_one(shown, words):
+    families = {"Color distortions": FamilyDetection(probability=0.9, shown=shown)}
+    told = ExecutorOutput(detection={"Global": Detection(families=families)})
+    assert in_words(told, "Global", "Color distortions") == words
 
 
 def test_a_part_that_stands_out_has_a_place():

@@ -11,6 +11,7 @@ from PIL import Image
 
 from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.output.gallery.rows import read_rows
+from agentic_iqa_local.output.picture_lines import picture_line
 from agentic_iqa_local.output.report import account
 from agentic_iqa_local.result import Assessment
 
@@ -89,6 +90,23 @@ def test_the_account_tells_each_damage_once():
     shown = account(row_of("a.png", **RATING | {"quality_reasoning": told}))
     assert shown.count("Blocks show in the sky") == 1
     assert shown.count("Shadows are closed") == 1
+
+
+def test_an_interval_of_the_whole_scale_is_told_as_knowing_nothing():
+    whole = RATING["interval"] | {"low": 1.02, "high": 4.97}
+    row = row_of("a.png", **RATING | {"interval": whole})
+    for text in (texts(row)["terminal"], texts(row)["explain"], str(picture_line(row, 100))):
+        assert re.search("not known to any useful accuracy|90 %: unknown", text)
+        assert "between 1.0 and 5.0" not in text
+
+
+def test_q_without_a_tool_is_told_as_the_models_opinion():
+    alone = RATING["fusion"] | {"q_bar": None, "voters": []}
+    said = "the model's opinion alone"
+    for fusion, told in ((alone, True), (RATING["fusion"], False)):
+        row = row_of("a.png", **RATING | {"fusion": fusion})
+        assert (said in texts(row)["terminal"]) is told
+        assert (said in str(picture_line(row, 120))) is told
 
 
 EVERY = {"letters": [*"ABCD"], "coverage": 0.9, "calibrated_on": "a set"}

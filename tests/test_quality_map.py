@@ -15,6 +15,7 @@ from agentic_iqa_local.api import choose_settings
 from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.tiles import damaged_boxes, smallest_side, tiling
+from agentic_iqa_local.output.report import headline
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import DISTORTION_TYPES
 
@@ -102,6 +103,7 @@ def test_a_map_finds_the_damaged_quarter(mapped, damaged, services):
 def test_a_question_where_the_damage_is_names_the_quarter(damaged, services):
     row = assess(damaged, query="Where is the damage?", services=services)
     assert row.evidence.damaged_part == "bottom right"
+    assert " in the bottom right quarter; " in headline(row)
     assert "The damage lies in the bottom right quarter." in row.quality_reasoning
 
 

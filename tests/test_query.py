@@ -85,6 +85,7 @@ def test_tools_and_other_metrics_of_pyiqa_are_recognised(name):
     [
         ("Is it risky?", "sky", None), ("Rate this image of a cat.", "this image", None),
         ("Rate this photo of my dog.", "photo of my dog", "dog"), ("Are the boxes sharp?", "box", "box"),
+        ("Is it worse at the top or at the bottom?", "top", None), ("Rate the left half.", "left half", "left half"),
     ],
 )  # fmt: skip
 def test_regions_are_words_of_the_query(query, name, region):
@@ -98,6 +99,7 @@ def test_answers_that_a_query_lists(query, choices):
 
 def test_whether_a_query_asks_for_a_place():
     assert asks_where("which corner is out of focus")
+    assert asks_where("Is it worse on the left or on the right?")
     assert not asks_where("How noisy is it?")
 
 
@@ -186,10 +188,13 @@ def test_answers_in_the_query_are_offered_to_the_model(picture):
         ("Is it sharp, apart from the noise?", "yes, no blur found; "),
         ("Are there halos?", "no, no oversharpening found; "),  # a distortion, by a word of its own
         ("How noisy is it?", "(severe|extreme) noise; "),
+        ("Where is the noise?", "(severe|extreme) noise everywhere in the picture; "),
+        ("Where is the blur?", r"no blur found in any part \(--map draws how good each is\); "),
         ("How many people are in it?", "judged for picture quality alone: .*noise"),
         (DEFAULT_QUERY, "[A-E] "),
     ],
 )
 def test_a_rating_is_preceded_by_what_was_found_of_the_question(noisy_row, query, begins):
-    said = headline(noisy_row.model_copy(update={"query": query}))
+    known = noisy_row.evidence.model_copy(update={"damaged_part": "everywhere"})
+    said = headline(noisy_row.model_copy(update={"query": query, "evidence": known}))
     assert re.match(begins, said.removeprefix(f"{noisy_row.image}: "))

@@ -42,11 +42,12 @@ def judged(kind: str, severity: str) -> DistortionAnalysis:
         (evidence("unclear"), "The severity of noise cannot be told."),
         (
             evidence(None, damaged_part="top left"),
-            "The damage lies in the top left quarter.",
+            "If there is damage, it lies in the top left quarter. No blur, noise, compression or wrong"
+            " exposure was found.",
         ),
         (
-            evidence(None, damaged_part="middle"),
-            "The damage lies in the middle.",
+            evidence("moderate", damaged_part="left half"),
+            "The damage lies in the left half. Moderate noise: It shows.",
         ),
         (
             None,
@@ -186,7 +187,7 @@ D = {"A": 0.1, "B": 0.1, "C": 0.1, "D": 0.7}
     ("known", "p", "text", "said"),
     [
         (seen(Compression="severe"), C, "Blurs: Edges smear in one direction.", "Severe compression: It shows."),
-        (seen(), D, "Blurs: Edges smear in one direction.", "No visible distortion was found."),
+        (seen(), D, "Blurs: Edges smear in one direction.", "No blur, noise, compression or wrong exposure was found."),
         (seen(Compression="severe"), C, "Extreme.", "Severe compression: It shows."),
         (seen(Compression="severe"), C, "The quality is fair.", "Severe compression: It shows."),
         (seen(Compression="severe"), C, "Blocks show in the sky.", "Severe compression: It shows. Blocks show in the sky."),
@@ -204,8 +205,10 @@ def test_the_reason_of_a_choice_is_what_decided_it(known, p, text, said):
 
 @pytest.mark.parametrize("text", ["No visible distortion was found.", "The picture is clean."])
 def test_what_was_looked_at_is_all_that_is_said(text):
-    """Only noise was looked for: that the picture is clean is more than anybody knows."""
+    """That a picture is clean is more than anybody knows, whether noise or all was looked for."""
     assert reasoned(text, evidence("none"), None, None) == "No noise was found."
+    said = "No blur, noise, compression or wrong exposure was found. No tool scores were available."
+    assert reasoned(text, seen(), None, None) == said
 
 
 def test_without_words_the_answer_that_the_letters_chose_is_said():
@@ -232,3 +235,19 @@ def test_of_what_nobody_could_look_for_the_model_says_nothing():
     assert "Extreme" not in reasoned("Extreme.", known, fused, None)
     assert "unlike a photograph" in said
     assert reasoned("A drawing of a house.", known, fused, None).startswith("A drawing of a house.")
+
+
+@pytest.mark.parametrize(
+    ("severity", "part", "q", "is_told"),
+    [
+        ("severe", "left half", 4.0, True),
+        ("severe", "everywhere", 4.0, False),
+        ("severe", "left half", 3.0, False),
+        ("moderate", "left half", 4.0, False),
+    ],
+)
+def test_severe_damage_of_a_part_beside_good_quality_is_explained(severity, part, q, is_told):
+    letters = {"mode": "logits", "vlm_letter": "B", "off_letter_mass": 0.1}
+    fused = FusionResult(**letters, p_c=dict.fromkeys("ABCDE", 0.2), q=q)
+    said = reasoned(None, evidence(severity, damaged_part=part), fused, None)
+    assert ("The damage is severe, but in one part alone." in said) is is_told

@@ -87,6 +87,13 @@ def test_a_malformed_body_is_told_in_the_one_form(client, caplog, path):
     assert caplog.records == []
 
 
+@pytest.mark.parametrize(("path", "name"), [("/v1/assess", "image"), ("/v1/compare", "images")])
+def test_a_picture_that_is_missing_comes_with_how_to_send_it(client, path, name):
+    error = problem(client.post(path, json={}))
+    assert error["message"] == f"{name}: expected a value, got none"
+    assert f"{name}=@" in error["remedy"]
+
+
 @pytest.mark.parametrize("sent", CHATS)
 def test_a_malformed_chat_is_told_in_the_one_form(client, caplog, sent):
     answer = client.post(CHAT, content=json.dumps(sent), headers={"Content-Type": JSON})

@@ -14,6 +14,7 @@ from agentic_iqa_local.config import ConfigError
 from agentic_iqa_local.errors import UserError, did_you_mean, one_line, printable
 from agentic_iqa_local.files import path_from_text, path_text
 from agentic_iqa_local.nodes.replies import whole_sentences
+from agentic_iqa_local.output.words import wrapped
 
 STEERING = "\x1b[2J\x9b2J\x7f\u202e\u2028\U000e0001\r\n\t"
 
@@ -23,6 +24,16 @@ def test_what_steers_a_terminal_is_escaped_and_the_rest_stays():
     assert one_line("Fête 東京 🌲 \\x1b") == "Fête 東京 🌲 \\x1b"
     assert one_line(os.fsdecode(b"a\xff.png")) == r"a\xff.png"
     assert printable("a\n\tb\x1b[31m") == "a\n\tb\\u001b[31m"
+
+
+def test_the_mark_of_a_trial_model_stays_on_one_line(monkeypatch):
+    """Whatever stands before it: the mark of 38 characters fits 40 columns."""
+    monkeypatch.setenv("COLUMNS", "40")
+    mark = "[trial model, not for real judgements]"
+    for before in range(1, 60):
+        lines = wrapped(f"{'a' * before}, q 4.03 of 5 {mark} b")
+        assert sum(mark in line for line in lines) == 1
+        assert sum("4.03 of 5" in line for line in lines) == 1
 
 
 @given(st.text(max_size=60))

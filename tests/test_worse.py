@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from agentic_iqa_local.judgement.versions import scenes
+from agentic_iqa_local.judgement.versions import PairFound, VersionReport, scenes
 from agentic_iqa_local.judgement.worse import Rule, decide
+from agentic_iqa_local.output.version_report import headline
 
 
 def verdict(losses, rule=Rule(), of=None):  # noqa: B008 # it is frozen
@@ -25,6 +26,26 @@ def test_bounds_of_normal_losses_are_those_of_student():
     half = stats.t.ppf(0.95, 59) * losses.std(ddof=1) / math.sqrt(60)
     assert found.low == pytest.approx(0.2 - half, abs=0.1 * half)
     assert found.high == pytest.approx(0.2 + half, abs=0.1 * half)
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (-0.05, "has risen by 0.050 levels (at worst risen by"),
+        (-0.05, "a rise within the margin of 0.1 counts as no change"),
+        (-0.3, "a fall of 0.1 is allowed"),
+        (0.02, "has fallen by 0.020 levels"),
+    ],
+)
+def test_a_rise_within_the_margin_is_told_as_no_change(loss, said):
+    pairs = [
+        PairFound(name=f"{i}", old="a", new="b", scene=i, old_q=3, new_q=3 - loss, loss=loss)
+        for i in range(20)
+    ]
+    decision = decide([loss] * 20, range(20), Rule())
+    about = {"old": "a", "new": "b", "reference": False, "worse_share": None, "needed": 10}
+    about |= {"margin": 0.1, "error_rate": 0.05, "pairs": pairs, "decision": decision}
+    assert said in headline(VersionReport(**about))
 
 
 def test_undecided_becomes_decided_with_more_pictures():

@@ -62,6 +62,7 @@ class AssessRun:
         self.rows: list[Assessment] = []  # that a table or a gallery needs and no file has
         self.written = self.without_map = 0
         self.seconds, self.notice = 0.0, ""
+        self.warned: set[str] = set()
 
     def _open_results(self) -> Results:
         """The file of rows, before anything is loaded."""
@@ -139,7 +140,8 @@ class AssessRun:
         done, began = len(self.items) - len(self.left), time.monotonic()
         items = resumed(self.left, batch.jobs) if done else self.left
         try:
-            with Progress(len(self.items), done) as progress, stopped_by_ctrl_c(batch, self.go_on):
+            told = Progress(len(self.items), done, batch)
+            with told as progress, stopped_by_ctrl_c(batch, self.go_on):
                 for row in batch.rows(items):
                     self._store(row)
                     self._show(row)
@@ -168,12 +170,21 @@ class AssessRun:
             line = picture_line(row, shutil.get_terminal_size().columns)
             tell(line, self.console.results)
         else:
-            shown = as_line(row), lambda: account(row), summary(row)
+            shown = as_line(row), lambda: self._account(row), summary(row)
             self.console.show_answer(self.args, *shown, failed)
         if self.args.map and not failed and not (row.map and row.map.png):
             self.without_map += 1
             undrawn = [line for line in row.warnings if line.startswith("map ")]
             tell(f"error: {row.image}: {row.no_map or '; '.join(undrawn)}")
+
+    def _account(self, row: Assessment) -> str:
+        """The account; of several pictures without the note, which the summary tells, and without
+        warnings that an earlier one has."""
+        if len(self.items) == 1:
+            return account(row)
+        said = account(row, {*self.warned, f"Note: {self.notice}."})
+        self.warned.update(row.warnings)
+        return said
 
     def _summary(self) -> int:
         """The summary and the files of a run; its exit status. Raises WriteError."""

@@ -59,7 +59,8 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             given = words.partition(" ")[0] or "''"
             message = f"unknown option {given}{did_you_mean(given, self._option_string_actions)}"
-        self.exit(2, f"error: {one_line(message)} (all options: {self.prog} --help)\n")
+        word = "--help-all" if "--help-all" in self._option_string_actions else "--help"
+        self.exit(2, f"error: {one_line(message)} (all options: {self.prog} {word})\n")
 
 
 def parser_of(name: str, every_option: bool) -> Parser:
@@ -83,7 +84,8 @@ def parser_of(name: str, every_option: bool) -> Parser:
             shape["required"] = True
         add(parser, option, about, **shape)
     if entry.basic:
-        parser.add_argument("--help-all", action="help", help="show every option")
+        every = "show every option (docs/command_line.md explains them)"
+        parser.add_argument("--help-all", action="help", help=every)
     return parser
 
 

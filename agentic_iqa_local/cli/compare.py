@@ -83,7 +83,7 @@ def _rows(args: argparse.Namespace, work: AssessWork, files: list[Path]) -> list
     items = [Item(file, args.reference) for file in files]
     batch = options.batch_of(args, work, options.device_of(args))
     made = {}
-    with Progress(len(items)) as progress, stopped_by_ctrl_c(batch, "compare anew"):
+    with Progress(len(items), batch=batch) as progress, stopped_by_ctrl_c(batch, "compare anew"):
         for row in batch.rows(items):
             made[row_key(vars(row))] = row
             progress.count(row.error is not None)

@@ -56,20 +56,28 @@ def watch(names: Iterable[str]) -> Iterator[str]:
 
 
 class Progress(AbstractContextManager):
-    """How many of `total` pictures are done, and the time left: one live line on a terminal,
-    elsewhere a line now and then; nothing for a single picture."""
+    """How many of `total` pictures are done, and the time left unless the `batch` is stopping: one
+    live line on a terminal, elsewhere a line now and then; nothing for a single picture."""
 
-    def __init__(self, total: int, done: int = 0) -> None:
+    def __init__(self, total: int, done: int = 0, batch: Any = None) -> None:
         from rich.console import Console as Terminal
         from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
+        from rich.text import Text
 
+        is_stopping = self._is_stopping
+
+        class TimeLeft(TimeRemainingColumn):
+            def render(self, task: Any) -> Text:
+                return Text() if is_stopping() else super().render(task)
+
+        self._batch = batch
         self._total, self._failed, self._told = total, 0, time.monotonic()
         self._said = self._state = ""
         self._bar = Bar(
             BarColumn(20),
             TextColumn("{task.description}"),
-            TimeRemainingColumn(),
+            TimeLeft(),
             speed_estimate_period=3600,  # a picture may take minutes
             console=Terminal(stderr=True),
             disable=total == 1 or not sys.stderr.isatty(),
@@ -91,6 +99,9 @@ class Progress(AbstractContextManager):
         if self._said not in ("", self._state):
             tell(self._state)
 
+    def _is_stopping(self) -> bool:
+        return self._batch is not None and self._batch.stopping
+
     def count(self, failed: bool = False) -> None:
         """One more is done."""
         self._failed += failed
@@ -101,7 +112,7 @@ class Progress(AbstractContextManager):
         if self._bar.disable and self._total > 1 and now - self._told >= SECONDS_BETWEEN_LINES:
             self._told, self._said = now, self._state
             left = ""
-            if task.time_remaining:
+            if task.time_remaining and not self._is_stopping():
                 left = f", about {timedelta(seconds=task.time_remaining)} left"
             tell(self._state + left)
 

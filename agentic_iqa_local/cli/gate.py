@@ -214,7 +214,7 @@ class _GateRun:
         if not left:
             return
         batch = options.batch_of(self.args, self.work, self.device)
-        with Progress(len(left)) as progress, stopped_by_ctrl_c(batch, go_on):
+        with Progress(len(left), batch=batch) as progress, stopped_by_ctrl_c(batch, go_on):
             for row in batch.rows(left):
                 if results:
                     results.append(as_line(row))

@@ -6,7 +6,7 @@ from contextlib import closing
 from datetime import date
 from pathlib import Path
 
-from agentic_iqa_local.batch.ratings import read_ratings
+from agentic_iqa_local.batch.ratings import Ratings, read_ratings
 from agentic_iqa_local.cli.console import Progress, say, tell
 from agentic_iqa_local.cli.options import (
     STATE,
@@ -42,9 +42,24 @@ def learn(args: argparse.Namespace) -> int:
     check_folder(args.out)
     settings = chosen_settings(args)
     check_set_up(settings, "letters")
+    found: dict[int, Description] = {}
+    try:
+        return _learn(args, ratings, settings, found)
+    except KeyboardInterrupt:
+        done = f"{len(found)} of {counted(len(ratings.pictures), 'picture')}"
+        tell(f"interrupted: what was measured of {done} is kept; the same command goes on")
+        return 130
+
+
+def _learn(
+    args: argparse.Namespace, ratings: Ratings, settings: Settings, found: dict[int, Description]
+) -> int:
+    """Fills `found` with the pictures' descriptions and learns from them; the exit status. Raises
+    UserError."""
     with closing(Services(without_eye(settings), device_of(args))) as services:
         describer = Describer(services, DESCRIPTIONS)
-        found = dict(_described(ratings.pictures, describer))
+        for number, one in _described(ratings.pictures, describer):
+            found[number] = one
     levels = ratings.levels[list(found)]
     eye, proof = learned(
         rated_of(list(found.values()), levels, relative=ratings.scale is None),

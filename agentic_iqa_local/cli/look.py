@@ -66,7 +66,9 @@ def make_gallery(
     from agentic_iqa_local.output.gallery.page import write_gallery
 
     missing = write_gallery(rows, out, name=name, images=images)
-    lacking = f", {missing} without a picture (the page says why)" if missing else ""
-    return one_line(
-        f"gallery {out}: {counted(len(rows), 'row')}{lacking}; open it in a browser"
-    ), missing
+    said = f"gallery {out}: {counted(len(rows), 'row')}"
+    if failed := sum(row.error is not None for row in rows):
+        said += f", {counted(failed, 'failure')}"
+    if missing:
+        said += f", {counted(missing, 'picture')} that cannot be opened (the page says why)"
+    return one_line(f"{said}; open it in a browser"), missing

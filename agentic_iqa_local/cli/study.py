@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     batch, total = batch_of(args, work, device_of(args)), len(dataset.items)
     with closing(run_study(dataset, batch, args.out)) as counts:
         done = next(counts)
-        with Progress(total, done) as shown, stopped_by_ctrl_c(batch, GO_ON):
+        with Progress(total, done, batch) as shown, stopped_by_ctrl_c(batch, GO_ON):
             for done in counts:  # noqa: B007
                 shown.count()
     if batch.stopping and done < total:

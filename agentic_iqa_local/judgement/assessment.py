@@ -22,7 +22,7 @@ from agentic_iqa_local.judgement.intervals import SHIPPED, IntervalCalibration
 from agentic_iqa_local.judgement.quality_map import mapped
 from agentic_iqa_local.nodes.evidence import votes
 from agentic_iqa_local.nodes.letter_reading import ROLE, read_and_fuse, read_choices
-from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, choice_letters, summarizer_prompt
+from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.reasoning import without_words
 from agentic_iqa_local.nodes.regions import unplaced
@@ -282,7 +282,7 @@ def _read_once(row: Assessment, bench: Workbench) -> None:
 def _choose_once(row: Assessment, bench: Workbench) -> None:
     choices = row.choices or []
     prompt = summarizer_prompt(row.query, None, scoring=False, choices=choices)
-    row.fusion = read_choices(prompt, choice_letters(choices), bench, [*bench.pictures.boxes])
+    row.fusion = read_choices(prompt, choices, bench, [*bench.pictures.boxes])
     row.final_answer = row.fusion.vlm_letter
     tools = named_metrics(row.query, bench.pictures.has_reference)
     if tools:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import get_args
 
+import numpy as np
+
 from agentic_iqa_local.iqa_tools.detector import load_detector
 from agentic_iqa_local.iqa_tools.reliability import Reachable, Reliability, Score
 from agentic_iqa_local.state import (
@@ -76,6 +78,34 @@ def found_damage(evidence: Evidence, name: str | None = None) -> list[Finding]:
     """Each distortion that was judged to be there, or those of one object."""
     there = [finding for finding in findings(evidence) if finding.severity != "none"]
     return [finding for finding in there if name in (None, finding.object)]
+
+
+def is_undamaged(evidence: Evidence) -> bool:
+    """Whether distortions were looked for and none was found."""
+    return bool(evidence and evidence.distortion_analysis and not found_damage(evidence))
+
+
+def damaged_half(grids: Sequence[np.ndarray]) -> str | None:
+    """The half of a picture in which damage lies: its quarters have about the same
+    severity, more than twice that of each other one, by the medians of the rows×columns `grids` of
+    several kinds."""
+    if not grids or min(grids[0].shape) < 2:
+        return None
+    severity = np.sum(grids, axis=0)
+    for turns, name in enumerate(("top half", "right half", "bottom half", "left half")):
+        turned = np.rot90(severity, turns)  # so that this half is the upper one
+        rows = len(turned) // 2
+        milder, worse = _medians_of_sides(turned[:rows])
+        _, other = _medians_of_sides(turned[-rows:])
+        if milder > max(2 * other, worse / 2):
+            return name
+    return None
+
+
+def _medians_of_sides(cells: np.ndarray) -> list[float]:
+    """Of the left and the right half of a grid, the lesser first."""
+    columns = cells.shape[1] // 2
+    return sorted(float(np.median(side)) for side in (cells[:, :columns], cells[:, -columns:]))
 
 
 def has_shallow_focus(evidence: Evidence) -> bool:

@@ -4,7 +4,7 @@ subtask fails."""
 
 import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -14,7 +14,12 @@ from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.detection import detect, found_families, severity_probabilities
-from agentic_iqa_local.nodes.evidence import doubts, not_looked_for
+from agentic_iqa_local.nodes.evidence import (
+    damaged_half,
+    doubts,
+    found_damage,
+    not_looked_for,
+)
 from agentic_iqa_local.nodes.prompts import objects_prompt
 from agentic_iqa_local.nodes.query import asks_where
 from agentic_iqa_local.nodes.reasoning import explains
@@ -84,7 +89,8 @@ def gather(task: Task) -> None:
     whole = (evidence.detection or {}).get("Global")
     if asks_where(task.query) or (whole and whole.in_part):
         blurred = whole.blurred_part if whole else None
-        evidence.damaged_part = blurred or _damaged_part(bench)
+        kinds = {one.type for one in found_damage(evidence)}
+        evidence.damaged_part = blurred or _damaged_part(bench, kinds)
     evidence.uncertainty = doubts(evidence)
 
 
@@ -96,10 +102,13 @@ def _warn_of_regions_without_place(task: Task) -> None:
             task.bench.warn(f"Missing tool scores for {name} region: {place}; {stead}")
 
 
-def _damaged_part(bench: Workbench) -> str | None:
-    """Where the damage lies, in words; None where no part stands out, or where it was not measured."""
+def _damaged_part(bench: Workbench, kinds: Collection[str]) -> str | None:
+    """Where the damage of these kinds lies, in words; None where no part stands out, or where it was
+    not measured."""
     try:
-        return bench.services.tools.places(*bench.pictures.parts()).damaged_part()
+        examined = bench.services.tools.places(*bench.pictures.parts())
+        grids = [grid for kind, grid in examined.places.items() if kind in kinds]
+        return damaged_half(grids) or examined.damaged_part()
     except ToolError as error:
         bench.warn(f"where the damage lies was not measured: {error}")
         return None
@@ -224,6 +233,5 @@ def _written(task: Task, asked: ByObject) -> dict[str, list[DistortionAnalysis]]
 def _explained(severity: str, family: FamilyDetection) -> str:
     if severity == "none" or family.severity is None:
         return f"it is there with probability {family.probability:.2f}."
-    if family.shown:
-        return f"{family.shown}."
-    return f"LocalNR reads severity {family.severity:.1f} of 5."
+    read = f"LocalNR reads severity {family.severity:.1f} of 5."
+    return f"{family.shown}; {read}" if family.shown else read

@@ -10,7 +10,7 @@ from agentic_iqa_local.errors import percent
 from agentic_iqa_local.iqa_tools.reliability import Score
 from agentic_iqa_local.nodes.ask import ask, read_letters
 from agentic_iqa_local.nodes.evidence import votes
-from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, Prompt, summarizer_prompt
+from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, Prompt, choice_letters, summarizer_prompt
 from agentic_iqa_local.nodes.replies import answer_reply
 from agentic_iqa_local.nodes.sessions import RoleSession
 from agentic_iqa_local.nodes.workbench import Workbench
@@ -97,9 +97,8 @@ class _Letters:
         """p_c is the mean over the orders; where crops were read, of that and the mean over the
         crops."""
         p_c = _mean(self.orders)
-        result = FusionResult(
-            mode=self.mode, vlm_letter=None, p_c=p_c, off_letter_mass=self._off_mass()
-        )
+        off_mass = statistics.fmean(self.off_masses) if self.off_masses else None
+        result = FusionResult(mode=self.mode, vlm_letter=None, p_c=p_c, off_letter_mass=off_mass)
         if self.mode == "logits":
             result.temperature = self.temperature
         if len(self.orders) > 1:
@@ -114,18 +113,15 @@ class _Letters:
             result.vlm_letter = max(p_c, key=p_c.__getitem__)
         return result
 
-    def _off_mass(self) -> float | None:
-        """The probability outside the letters; warns where it is high."""
-        if not self.off_masses:
-            return None
-        off_mass = statistics.fmean(self.off_masses)
-        if off_mass > self.bench.settings.fusion.off_letter_warning:
-            self.bench.warn(
-                f"the model did not keep to the answers {self.letters[0]} to {self.letters[-1]}: with a "
-                f"probability of {percent(off_mass)} it would have written something else; rely on the "
-                "tools' scores more than on its answer, or use a larger model"
-            )
-        return off_mass
+
+def _warn_of_other_words(fusion: FusionResult, answers: str, bench: Workbench) -> None:
+    """Warns where the model would have written something else than an answer."""
+    off_mass = fusion.off_letter_mass
+    if off_mass is not None and off_mass > bench.settings.fusion.off_letter_warning:
+        bench.warn(
+            f"the model did not keep to the answers {answers}: with a probability of {percent(off_mass)}"
+            " it would have written something else; rely little on its answer, or use a larger model"
+        )
 
 
 def read_and_fuse(
@@ -197,7 +193,7 @@ def _fused(
     measured = [*scores, *(score for _, score in checking)]
     fusion = ScoreFusion(eta)
     p_c = {LETTER_TO_LEVEL[letter]: p for letter, p in letters.p_c.items()}
-    return revised(
+    fused = revised(
         letters,
         alpha=fusion.compute_perceptual_weights(scores),
         q_bar=fusion.mean_score(scores),
@@ -208,6 +204,9 @@ def _fused(
         voters=sorted({tool for tool, _ in tools}),
         disagreement=max(measured) - min(measured) if measured else None,
     )
+    if not _hardly_counts(fused):
+        _warn_of_other_words(fused, f"{LETTERS[0]} to {LETTERS[-1]}", bench)
+    return fused
 
 
 def _hardly_counts(fusion: FusionResult) -> bool:
@@ -223,19 +222,27 @@ def _hardly_counts(fusion: FusionResult) -> bool:
 
 
 def read_choices(
-    prompt: Prompt, letters: Sequence[str], bench: Workbench, objects: Sequence[str] = ()
+    prompt: Prompt,
+    choices: Sequence[str],
+    bench: Workbench,
+    objects: Sequence[str] = (),
+    *,
+    count: bool = True,
 ) -> FusionResult:
-    """Probabilities of the user's own choices, averaged over the picture's views, or those of the
-    `objects`' boxes. Raises InvalidAnswer, and VLMError in uniform mode, which prefers no
-    letter."""
+    """Probabilities of the letters of the user's own choices, averaged over the picture's views, or
+    those of the `objects`' boxes. Warns of a model that keeps to none where they `count` in the
+    answer. Raises InvalidAnswer, and VLMError in uniform mode, which prefers no letter."""
     mode = _usable_mode(bench)
     if mode == "uniform":
         said = "mode uniform reads no letters, so it cannot answer a question with choices"
         raise VLMError(said, "use logits or classification")
     looks = bench.models.looks(ROLE, objects)
-    read = _Letters(lambda turned, crop: prompt, letters, mode, bench, looks)
+    read = _Letters(lambda turned, crop: prompt, choice_letters(choices), mode, bench, looks)
     read.read_looks(turned=False)
-    return read.result()
+    fusion = read.result()
+    if count:
+        _warn_of_other_words(fusion, ", ".join(choices), bench)
+    return fusion
 
 
 def _usable_mode(bench: Workbench) -> Mode:

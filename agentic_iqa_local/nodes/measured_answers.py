@@ -22,18 +22,20 @@ from agentic_iqa_local.state import Detection, ExecutorOutput, PlannerOutput
 EXPOSURE, COMPRESSION, PIXELATION = "Brightness change", "Compression", "pixelation"
 SCORES, DETECTED = "the tools' scores", "the measured distortions"
 LEAST = 0.01  # no choice is ruled out by a measurement
+PLACED = 0.94  # of the quarters that are named, the right ones: 68 of 72 % (docs/measurements.md)
 
 Patterns = Mapping[Any, re.Pattern[str]]
 # What answers may say, the probability of each by the evidence, and what that rests on
 Measured = tuple[Patterns, Mapping[Any, float], str]
 
 _YES_NO = {True: re.compile(r"^\W*yes\b", re.I), False: re.compile(r"^\W*no\b(?! \w)", re.I)}
-_SIDES, _SEVERITIES, _LEVELS = (
+_SIDES, _PLACES, _SEVERITIES, _LEVELS = (
     {key: pattern(words) for key, words in WORDS[table].items()}
-    for table in ("exposures", "severities", "levels")
+    for table in ("exposures", "sides", "severities", "levels")
 )
-_NONE, _QUALITY, _GOOD, _BAD, _PIXELATED = (
-    pattern(WORDS[name]) for name in ("no_distortion", "quality", "good", "bad", "pixelation")
+_NONE, _QUALITY, _GOOD, _BAD, _BETTER, _PIXELATED = (
+    pattern(WORDS[name])
+    for name in ("no_distortion", "quality", "good", "bad", "better", "pixelation")
 )
 
 
@@ -47,11 +49,16 @@ def measure_choices(
         return None, f"{about}: the letters stand alone"
     asked, name = asked_about(query), plan.objects[0]
     weights, basis = _strongest(choices, _detection(evidence, name)), DETECTED
-    measured = [*_by_distortions(asked, name, evidence), *_by_scores(asked, evidence)]
+    measured = [
+        *_by_place(asked, evidence),
+        *_by_distortions(asked, name, evidence),
+        *_by_scores(asked, evidence),
+    ]
     for table, p, source in measured:
-        keys = _matched(choices, table)
-        if keys and not weights:
-            weights, basis = [p[key] for key in keys], source
+        keys = _matched(choices, table) or []
+        shares = [p[key] for key in keys]
+        if len(set(shares)) > 1 and not weights:  # equal ones tell nothing
+            weights, basis = shares, source
     if not weights:
         return None, "no answer names what was measured: the letters stand alone"
     shares = np.maximum(weights, LEAST)
@@ -73,6 +80,14 @@ def _matched(choices: Sequence[str], table: Patterns) -> list[Any] | None:
         held = [key for key, words in table.items() if words.search(choice)]
         keys += held[-1:]
     return keys if len(keys) == len(choices) == len(set(keys)) else None
+
+
+def _by_place(asked: str, evidence: ExecutorOutput) -> Iterator[Measured]:
+    """Sides of the picture, for a question about the worse one."""
+    if evidence.damaged_part and not _BETTER.search(asked):
+        part = set(evidence.damaged_part.split())
+        p = {side: PLACED if part >= set(side.split()) else 1 - PLACED for side in _PLACES}
+        yield _PLACES, p, DETECTED
 
 
 def _by_distortions(asked: str, name: str, evidence: ExecutorOutput) -> Iterator[Measured]:

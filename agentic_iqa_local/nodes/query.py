@@ -101,10 +101,12 @@ def _without_metrics(query: str) -> str:
 
 _FAMILIES = {kind: "|".join(words) for kind, words in WORDS["distortions"].items()}
 _NAMED = pattern([f"(?P<{kind.replace(' ', '_')}>{words})" for kind, words in _FAMILIES.items()])
-_DAMAGE, _ANY, _VIRTUE, _ABSENCE, _OPEN, _LEFT_OUT = (
+_DAMAGE, _ANY, _WORSE, _VIRTUE, _ABSENCE, _OPEN, _LEFT_OUT = (
     pattern(WORDS[name])
-    for name in ("damage", "any_distortion", "virtue", "absence", "open_question", "left_out")
-)
+    for name in (
+        "damage", "any_distortion", "worse", "virtue", "absence", "open_question", "left_out",
+    )
+)  # fmt: skip
 
 
 def distortions_in(query: str) -> list[str]:
@@ -120,7 +122,8 @@ def distortions_in(query: str) -> list[str]:
 def asks_about_damage(query: str) -> bool:
     """Whether a query names damage by a word that means nothing else, or asks where damage is."""
     text = asked_about(query)
-    return bool(_DAMAGE.search(text) or (asks_where(query) and _ANY.search(text)))
+    any_damage = _ANY.search(text) or _WORSE.search(text)
+    return bool(_DAMAGE.search(text) or (asks_where(query) and any_damage))
 
 
 def says_present(query: str, kinds: Sequence[str]) -> bool | None:
@@ -145,16 +148,19 @@ def asked_about(query: str) -> str:
 _NO_REGION = "|".join([*WORDS["no_region"], *_FAMILIES.values()])
 _ENDS = re.compile(rf"^(?:\W|\b(?:{_NO_REGION})\b)+|(?:\W|\b(?:{_NO_REGION})\b)+$", re.IGNORECASE)
 _WHERE = pattern(WORDS["where"])
+_SIDE = pattern(word for words in WORDS["sides"].values() for word in words)
 
 
 def region_in(query: str, name: str) -> str | None:
     """The region that a plan calls `name`, without words for the picture or its quality at either
-    end ("photo of my dog": dog); None where nothing is left, or where the query does not hold
-    it."""
+    end ("photo of my dog": dog); None where nothing is left, where the query does not hold it, or
+    where it is a side that a query asks about ("worse at the top?")."""
     region, text = _ENDS.sub("", _plain(name)), _without_metrics(query)
     unspaced = not region.isascii() and region in text  # Chinese and its like
     named = f" {_stemmed(region)} " in f" {_stemmed(text)} "
-    return region if region and (unspaced or named) else None
+    if not (unspaced or named) or (asks_where(query) and _SIDE.fullmatch(region)):
+        return None
+    return region or None
 
 
 def _stemmed(text: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 
 from agentic_iqa_local.nodes.evidence import (
+    SEVERE,
     Evidence,
     Finding,
     contradictions,
@@ -14,6 +15,7 @@ from agentic_iqa_local.nodes.evidence import (
     found_damage,
     has_shallow_focus,
     in_object,
+    is_undamaged,
     not_looked_for,
 )
 from agentic_iqa_local.nodes.measured_answers import families_named
@@ -24,6 +26,7 @@ from agentic_iqa_local.score_fusion import answer_letter, expected_level, model_
 from agentic_iqa_local.state import (
     DISTORTION_TYPES,
     EVERYWHERE,
+    LETTER_TO_LEVEL,
     LETTER_WORDS,
     PLACES,
     UNCLEAR,
@@ -35,6 +38,9 @@ from agentic_iqa_local.state import (
 )
 
 Choices = Sequence[str] | None
+GOOD = 4
+# the kinds that are found often; a smear or pale colours mostly are not
+NOTHING_FOUND = "No blur, noise, compression or wrong exposure was found."
 SHALLOW_FOCUS = "Shallow focus: the sharpest part is sharp, the rest is out of focus."
 
 _LABEL = re.compile(rf"^(?:{'|'.join(DISTORTION_TYPES)}): ")
@@ -79,7 +85,8 @@ def reasoned(
         said += [behind] if is_new else []
     elif words:
         said = [words]
-    notes = [*_of_whole(unplaced), *_missing(known, fusion), *_of_fusion(fusion)]
+    notes = [*_of_part(known, fusion), *_of_whole(unplaced)]
+    notes += [*_missing(known, fusion), *_of_fusion(fusion)]
     return " ".join([*_place(known), *said, *notes])
 
 
@@ -98,7 +105,8 @@ def agrees(
 ) -> bool:
     """Whether a text can be the reason of an answer: it names no other answer or level, and it
     tells what was found, the worst of it at least, with its severity and nothing else, and spreads
-    no damage of a part over the picture. Where nobody looked for distortions it must not speak of any."""
+    no damage of a part over the picture. Where nobody looked for distortions it must not speak of any.
+    That a picture is clean is more than what was looked for can say."""
     if not (in_english(text) and _names_the_answer(text, fusion, choices)):
         return False
     if _spreads_a_part(text, evidence):
@@ -106,11 +114,7 @@ def agrees(
     if not evidence.distortion_analysis:
         return _judged_directly(evidence, fusion) or _leaves_distortions_out(text)
     found = _severities(evidence)
-    if not (found or _all_looked_for(evidence)):
-        return False
-    if _CLEAN.search(text):
-        return _may_be_called_clean(found, evidence) and names_only(text, found)
-    return bool(found) and _tells(text, found)
+    return bool(found) and not _CLEAN.search(text) and _tells(text, found)
 
 
 def _spreads_a_part(text: str, evidence: ExecutorOutput) -> bool:
@@ -126,12 +130,6 @@ def _judged_directly(evidence: ExecutorOutput, fusion: FusionResult | None) -> b
 
 def _leaves_distortions_out(text: str) -> bool:
     return not (distortions_in(text) or _judges(text) or _SEVERITY.search(text))
-
-
-def _may_be_called_clean(found: Mapping[str, set[str]], evidence: ExecutorOutput) -> bool:
-    """Whether all was looked for, and nothing worse than slight found."""
-    mild = all(severities == {"slight"} for severities in found.values())
-    return mild and _all_looked_for(evidence)
 
 
 def answers(text: str, query: str, evidence: Evidence) -> bool:
@@ -168,10 +166,6 @@ def _severities(evidence: ExecutorOutput) -> dict[str, set[str]]:
     for finding in found_damage(evidence):
         found.setdefault(finding.type, set()).add(finding.severity)
     return found
-
-
-def _all_looked_for(evidence: ExecutorOutput) -> bool:
-    return evidence.distortion_set is not None and not not_looked_for(evidence)
 
 
 def _judges(text: str) -> bool:
@@ -253,8 +247,8 @@ def _not_offered(evidence: Evidence, fusion: FusionResult, choices: Sequence[str
 def _what_was_found(evidence: ExecutorOutput) -> list[str]:
     """What was found, and what was looked for in vain."""
     said = [_sentence(finding) for finding in findings(evidence)]
-    if evidence.distortion_analysis and not said and not evidence.damaged_part:
-        said.append("No visible distortion was found.")
+    if evidence.distortion_analysis and not said:
+        said.append(NOTHING_FOUND)
     if has_shallow_focus(evidence):
         said.append(SHALLOW_FOCUS)
     return said
@@ -273,16 +267,29 @@ def _sentence(finding: Finding) -> str:
 
 def _place(evidence: ExecutorOutput) -> list[str]:
     """A sentence that says where the damage is; none where that was not measured."""
-    part = evidence.damaged_part
-    return [f"The damage lies {_at(part)}."] if part else []
+    if not evidence.damaged_part:
+        return []
+    lies = "If there is damage, it lies" if is_undamaged(evidence) else "The damage lies"
+    return [f"{lies} {at_part(evidence.damaged_part)}."]
 
 
-def _at(part: str) -> str:
+def at_part(part: str) -> str:
+    """Where a part of the picture is: "in the top left quarter"."""
     if part == EVERYWHERE:
         return "everywhere in the picture"
     if part in PLACES:
         return f"in the {part} quarter"
-    return "in the middle" if part == "middle" else f"at the {part}"
+    return f"in the {part}" if part.endswith(("middle", "half")) else f"at the {part}"
+
+
+def _of_part(evidence: ExecutorOutput, fusion: FusionResult | None) -> list[str]:
+    """Why the quality is good although damage is severe, where it is that of a part."""
+    if fusion is None or fusion.q is None or LETTER_TO_LEVEL[answer_letter(fusion)] < GOOD:
+        return []
+    severe = any(one.severity in SEVERE for one in found_damage(evidence))
+    if not severe or evidence.damaged_part in (None, EVERYWHERE):
+        return []
+    return ["The damage is severe, but in one part alone."]
 
 
 def _of_whole(unplaced: Sequence[str]) -> list[str]:

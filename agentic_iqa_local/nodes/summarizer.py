@@ -23,7 +23,6 @@ from agentic_iqa_local.nodes.letter_reading import ROLE, read_and_fuse, read_cho
 from agentic_iqa_local.nodes.measured_answers import SCORES, measure_choices
 from agentic_iqa_local.nodes.prompts import (
     Prompt,
-    choice_letters,
     earlier_lines,
     summarizer_prompt,
 )
@@ -111,9 +110,7 @@ def _read(
         return read_and_fuse(query, evidence, bench, earlier=earlier, **about)
     if not choices:
         return None
-    letters = choice_letters(choices)
-    read = read_choices(_prompt(state, scoring), letters, bench, plan.objects)
-    return _with_measurement(read, state, plan, bench)
+    return _choose(_prompt(state, scoring), choices, state, plan, bench)
 
 
 def _usable_answer(written: str, state: AgenticIQAState, bench: Workbench) -> str | None:
@@ -169,17 +166,24 @@ def _without_answer(error: Exception, fusion: FusionResult | None) -> Summarizer
     )
 
 
-def _with_measurement(
-    letters: FusionResult, state: AgenticIQAState, plan: PlannerOutput, bench: Workbench
+def _choose(
+    prompt: Prompt,
+    choices: Sequence[str],
+    state: AgenticIQAState,
+    plan: PlannerOutput,
+    bench: Workbench,
 ) -> FusionResult:
     """The letters of a question, about distortions as far as the model is trusted, times what was
-    measured."""
-    evidence, choices = state.get("executor_evidence"), state.get("choices", [])
+    measured. Raises VLMError."""
+    evidence = state.get("executor_evidence")
     measured, basis = measure_choices(state["query"], choices, plan, evidence)
+    trust = 1.0
+    if measured and basis != SCORES:
+        trust = bench.services.model_trust(ROLE)
+    letters = read_choices(prompt, choices, bench, plan.objects, count=trust > 0)
     letters.measurement = basis
     if measured is None:
         return letters
-    trust = 1.0 if basis == SCORES else bench.services.model_trust(ROLE)
     weights = {letter: p**trust * measured[letter] for letter, p in letters.p_c.items()}
     total = sum(weights.values())
     letters.measured, letters.product = measured, letters.p_c

@@ -7,7 +7,7 @@ from typing import Any
 from agentic_iqa_local.errors import counted, percent
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, chosen_answer
 from agentic_iqa_local.nodes.reasoning import told_by
-from agentic_iqa_local.output.words import raw_with_scale
+from agentic_iqa_local.output.words import raw_with_scale, whole_scale
 from agentic_iqa_local.result import AnswerSet, Assessment, Gate, Interval
 from agentic_iqa_local.score_fusion import expected_level, model_alone
 from agentic_iqa_local.state import (
@@ -134,10 +134,12 @@ def _sureness(row: Assessment) -> list[str]:
     sentences = []
     if row.interval:
         interval = row.interval
-        between = f"the true quality lies between {interval.low:.1f} and {interval.high:.1f}"
         learnt = f"learnt from {interval.calibrated_on}"
-        chance = percent(interval.coverage)
-        sentences.append(f"With {chance} probability {between} ({learnt}).")
+        between = f"the true quality lies between {interval.low:.1f} and {interval.high:.1f}"
+        said = f"With {percent(interval.coverage)} probability {between}"
+        if whole_scale(interval):
+            said = "The score is not known to any useful accuracy: the interval is the whole scale"
+        sentences.append(f"{said} ({learnt}).")
         sentences += _why_wide(row, interval)
     if row.answer_set and row.choices:
         sentences += _answer_set(row.answer_set, row.choices)

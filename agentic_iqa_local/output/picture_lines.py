@@ -6,7 +6,7 @@ from rich.text import Text
 
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.output.report import headline, named_tools
-from agentic_iqa_local.output.words import worst_distortion
+from agentic_iqa_local.output.words import unmeasured, whole_scale, worst_distortion
 from agentic_iqa_local.result import Assessment
 
 COLOURS = {"A": "green", "B": "green", "C": "yellow", "D": "red", "E": "red"}
@@ -22,10 +22,13 @@ def picture_line(row: Assessment, columns: int) -> Text:
         name = f"…{name[2:]}"  # its end tells frames of a series apart
     level = f"{row.letter} {row.level}"
     interval = f"90 %: {row.interval.low:.1f}–{row.interval.high:.1f}" if row.interval else ""
+    if row.interval and whole_scale(row.interval):
+        interval = "90 %: unknown"
     verdict = "NOT SURE" if row.not_sure else ""
     if row.gate:
         verdict = row.gate.verdict.upper()
-    said = [verdict, *(named_tools(row) or [worst_distortion(row)])]
+    alone = "the model's opinion alone" if unmeasured(row) else ""
+    said = [verdict, alone, *(named_tools(row) or [worst_distortion(row)])]
     line = Text()
     for text, cells in ((name, width), (f"q {row.q:.2f}", 6), (level, 11), (interval, 13)):
         cell = Text(text)

@@ -1,17 +1,21 @@
 """One assessment as text: its headline, and the account of --explain. Pure: a row in, text out."""
 
 import re
+from collections.abc import Collection
 
 from agentic_iqa_local.errors import one_line, percent
 from agentic_iqa_local.nodes.evidence import found_damage, not_looked_for
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
-from agentic_iqa_local.nodes.query import asked_about, distortions_in, says_present
+from agentic_iqa_local.nodes.query import asked_about, asks_where, distortions_in, says_present
+from agentic_iqa_local.nodes.reasoning import at_part
 from agentic_iqa_local.output.account import Part, account_of, map_sentences
 from agentic_iqa_local.output.words import (
     named,
     raw_with_scale,
     safe_lines,
     trial_notice,
+    unmeasured,
+    whole_scale,
     wrapped,
 )
 from agentic_iqa_local.result import OTHER_QUERY, Assessment
@@ -59,7 +63,18 @@ def _found_of(query: str, plan: PlannerOutput, evidence: ExecutorOutput) -> list
     if kinds:
         found = [one for one in found if one.type in kinds]
     said = " and ".join(one.with_severity for one in found) or f"no {sought} found"
+    if asks_where(query):
+        return [f"{said}{_where(evidence, kinds, bool(found))}"]
     return [f"{_lead(query, kinds, bool(found))}{said}"]
+
+
+def _where(evidence: ExecutorOutput, kinds: list[str], found: bool) -> str:
+    """In which part it was found, or would be, or how to see which part is worse."""
+    if evidence.damaged_part and (found or not kinds):
+        at = at_part(evidence.damaged_part)
+        return f" {at}" if found else f"; if there is any, {at}"
+    lacking = ", but not in which part" if found else " in any part"
+    return f"{lacking} (--map draws how good each is)"
 
 
 def _lead(query: str, kinds: list[str], found: bool) -> str:
@@ -76,7 +91,8 @@ def _answer(row: Assessment) -> str:
     """The answer with what is known of how sure it is."""
     said = f"{row.gate.verdict.upper()}: {row.answer}" if row.gate else row.answer
     if row.level:
-        return f"{said} of 5 (5 is best{_between(row)})"
+        alone = "; the model's opinion alone" if unmeasured(row) else ""
+        return f"{said} of 5 (5 is best{alone}{_between(row)})"
     if row.answer_set and row.choices and len(row.answer_set.letters) == len(row.choices):
         return f"{said}, but no other answer can be ruled out"
     return said
@@ -87,6 +103,8 @@ def _between(row: Assessment) -> str:
     of which nobody expects one (the account has it)."""
     if row.interval is None or row.interval.widened[:1] == [OTHER_QUERY]:
         return ""
+    if whole_scale(row.interval):
+        return "; not known to any useful accuracy"
     if row.interval.widened:
         return f"; no narrow interval, since {row.interval.widened[0]}"
     return f"; 90 % interval {row.interval.low:.1f} to {row.interval.high:.1f}"
@@ -118,13 +136,15 @@ def summary(row: Assessment) -> str:
     return safe_lines(lines)
 
 
-def account(row: Assessment) -> str:
-    """The account of `--explain`, of several lines that fit the terminal."""
+def account(row: Assessment, told: Collection[str] = ()) -> str:
+    """The account of `--explain`, of several lines that fit the terminal, without the sentences
+    that are `told` elsewhere."""
     lines = [*wrapped(headline(row), indent=""), ""]
     for part in account_of(row):
-        if part.sentences:
-            lines += wrapped(f"{part.title}: {' '.join(part.sentences)}")
-        else:
+        sentences = [one for one in part.sentences if one not in told]
+        if sentences:
+            lines += wrapped(f"{part.title}: {' '.join(sentences)}")
+        elif not part.sentences:
             if lines[-1]:
                 lines.append("")
             lines += [*_table(part), ""]

@@ -90,8 +90,10 @@ def headline(report: VersionReport) -> str:
     if report.pairs and all(pair.same for pair in report.pairs):
         return f"{decision.verdict}: all {of} have the same pixels as before"
     if rule.share is None:
-        what = f"on average q has {_moved(decision.estimate)} levels"
+        what = f"on average the score q has {_moved(decision.estimate)} levels"
         limit = f"a fall of {rule.margin:g} is allowed"
+        if -rule.margin <= decision.estimate < 0:
+            limit = f"a rise within the margin of {rule.margin:g} counts as no change"
     else:
         what = f"{percent(decision.estimate, 1)} of the pictures lost more than {rule.margin:g} levels of q"
         limit = f"{percent(rule.share, 1)} are allowed"

@@ -8,7 +8,7 @@ from typing import get_args
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.nodes.evidence import Finding, findings, found_damage
 from agentic_iqa_local.nodes.query import named_metrics
-from agentic_iqa_local.result import Assessment
+from agentic_iqa_local.result import Assessment, Interval
 from agentic_iqa_local.state import (
     UNCLEAR,
     Severity,
@@ -18,6 +18,8 @@ from agentic_iqa_local.state import (
 
 WIDEST, NARROWEST = 100, 40  # columns of text
 NO_BREAK = "\N{NO-BREAK SPACE}"
+TRIAL = "[trial model, not for real judgements]"
+UNBROKEN = (" %", " of 5", TRIAL)  # what stays on one line
 
 
 def named(row: Assessment) -> list[str]:
@@ -65,16 +67,28 @@ def raw_with_scale(run: ToolExecutionLog) -> str:
     return f"{run.raw_score:.4g}{scale}"
 
 
+def whole_scale(interval: Interval) -> bool:
+    """Whether an interval is printed as 1.0 to 5.0, which says nothing."""
+    return (round(interval.low, 1), round(interval.high, 1)) == (1.0, 5.0)
+
+
+def unmeasured(row: Assessment) -> bool:
+    """Whether q is the model's opinion alone, since no tool gave a score."""
+    return bool(row.fusion and row.fusion.vlm_letter and row.fusion.q_bar is None)
+
+
 def trial_notice(row: Assessment) -> str:
     """What follows an answer of a small model that only proves an installation; otherwise empty."""
-    return " [trial model, not for real judgements]" if (row.model or {}).get("notice") else ""
+    return f" {TRIAL}" if (row.model or {}).get("notice") else ""
 
 
 def wrapped(text: str, indent: str = "  ", hang: str = "  ") -> list[str]:
     """The lines of a text that fits the terminal; `indent` begins the first one, `hang` the
     others."""
     width = min(WIDEST, max(NARROWEST, shutil.get_terminal_size((WIDEST, 24)).columns))
-    safe = one_line(" ".join(text.split())).replace(" %", f"{NO_BREAK}%")
+    safe = one_line(" ".join(text.split()))
+    for words in UNBROKEN:
+        safe = safe.replace(words, words.replace(" ", NO_BREAK))
     lines = textwrap.wrap(
         safe, width, initial_indent=indent, subsequent_indent=hang, break_on_hyphens=False
     )

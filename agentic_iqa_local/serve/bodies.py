@@ -35,6 +35,7 @@ from agentic_iqa_local.serve.asks import TO_ASSESS, TO_COMPARE, Ask, Refused, Se
 MOST = 1000  # pictures in a request
 MOST_BYTES = 2**27  # of the body of a request
 FORM, JSON = "multipart/form-data", "application/json"
+HOW_TO_SEND = "curl -F image=@photo.jpg (to compare images=@a.jpg), or JSON with the file in base64"
 Sent = TypeVar("Sent", bound=BaseModel)
 
 
@@ -198,8 +199,7 @@ async def body_of(request: Request, model: type[Sent], kinds: Sequence[str] = (F
     cannot be read or lacks a picture."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in kinds:
-        remedy = "curl -F image=@photo.jpg, or JSON with the file in base64"
-        raise Refused(415, "media_type", f"expected {' or '.join(kinds)}", remedy)
+        raise Refused(415, "media_type", f"expected {' or '.join(kinds)}", HOW_TO_SEND)
     if kind == FORM:
         return checked(model, await _form_fields(request))
     return await asyncio.to_thread(_read, model, await request.body())
@@ -218,7 +218,10 @@ def checked(model: type[Sent], fields: Any) -> Sent:
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        raise Refused(400, "bad_request", first_mistake(error)) from error
+        first, *_ = error.errors()
+        lacks_picture = first["type"] == "missing" and first["loc"][-1] in ("image", "images")
+        remedy = HOW_TO_SEND if lacks_picture else ""
+        raise Refused(400, "bad_request", first_mistake(error), remedy) from error
 
 
 async def _form_fields(request: Request) -> dict[str, Any]:
