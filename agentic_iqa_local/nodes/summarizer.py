@@ -7,6 +7,7 @@ questions get free text.
 """
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
