@@ -262,7 +262,7 @@ class Conversation:
         try:
             row = answered_row(state, *pictures, "agent", services, bench=self._bench)
         except BaseException:  # also Ctrl-C: a cache may hold half a pass
-            self._bench.close()
+            self._bench.models.close()
             raise
         self._asked += 1
         row.turn, row.prior_context = self._asked, context

@@ -87,7 +87,7 @@ def test_a_rating_in_short_and_at_length(scripted, picture):
     rated = f"{row.letter} {row.level}, q {row.q:.2f}"
     assert repr(row) == str(row) == f"Assessment({picture}: {rated})"
     assert row.to_dict() == json.loads(as_line(row))
-    assert f"q {row.q:.2f}" in explain(row)
+    assert f"q {row.q:.2f} of 5" in " ".join(explain(row).split())
     assert {"letter", "level"}.isdisjoint(Assessment.model_fields)
 
 
