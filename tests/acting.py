@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentic_iqa_local.batch.inputs import Item
+from agentic_iqa_local.batch.runner import Runner
 from agentic_iqa_local.batch.work import AssessWork
 from agentic_iqa_local.cli.main import main
+from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.services import MODEL
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
@@ -96,6 +98,10 @@ def as_a_command(*words: object, stdout: int = 1) -> int:
     finally:
         os.dup2(before, 1)
         os.close(before)
+
+
+def acting(**options) -> Runner:
+    return Runner(Acting(load_settings(), "letters"), **options)
 
 
 def items(folder: Path, *names: str) -> list[Item]:

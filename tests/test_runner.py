@@ -12,14 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from acting import Acting, Unloadable, items
+from acting import Acting, Unloadable, acting, items
 from conftest import ROOT
 from scripted import loaded_batch
 
 from agentic_iqa_local.api import Conversation, choose_settings
 from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.batch.runner import BatchError, Runner
-from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.images.files import ImageError
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.runner import ToolRunner
@@ -45,10 +44,6 @@ def untimed(value):
         }
         return {key: untimed(part) for key, part in kept.items()}
     return [untimed(part) for part in value] if isinstance(value, list) else value
-
-
-def acting(**options) -> Runner:
-    return Runner(Acting(load_settings(), "letters"), **options)
 
 
 def by_name(rows) -> dict:
@@ -99,7 +94,7 @@ def in_a_process(program: str, **pipes) -> subprocess.Popen:
 
 def test_a_command_that_ends_does_not_wait_for_its_process():
     """As Ctrl-C in the meantime ends it."""
-    program = "from test_runner import acting; acting().load(); raise KeyboardInterrupt"
+    program = "from acting import acting; acting().load(); raise KeyboardInterrupt"
     said = in_a_process(program, stderr=subprocess.PIPE).communicate(timeout=120)[1]
     assert said.endswith("KeyboardInterrupt\n")
 
@@ -161,7 +156,7 @@ def test_one_item_is_a_future_and_its_steps_are_told(tmp_path):
 
 def test_a_process_does_not_outlive_its_parent(tmp_path):
     program = (
-        "from pathlib import Path\nfrom test_runner import acting, items\n"
+        "from pathlib import Path\nfrom acting import acting, items\n"
         "(row,) = [acting().submit(item).result() for item in items(Path(), 'a')]\n"
         "print(row.error.split()[-1], flush=True)\ninput()\n"
     )
