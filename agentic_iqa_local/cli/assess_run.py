@@ -115,7 +115,7 @@ class AssessRun:
         if not batch.stopping or not lacking:
             return status
         done = f"{len(self.items) - lacking} of {counted(len(self.items), 'picture')}"
-        tell(f"interrupted: {done} have their rows; {self.go_on}")
+        tell(f"interrupted: {done} were assessed; {self.go_on}")
         return 130
 
     def _fill_sidecars(self) -> None:
