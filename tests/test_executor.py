@@ -152,7 +152,7 @@ def test_a_tool_named_for_a_region_without_a_box_sees_the_whole(picture, caplog)
     )
     assert found.quality_scores == {"leaves": {"Blurs": ("NIQE", 2.6)}}
     assert [(log.measured, log.box) for log in found.tool_logs] == [("whole picture", None)]
-    assert "tools that the query names measure the whole picture in its stead" in caplog.text
+    assert "the tool that the query names measures the whole picture in its stead" in caplog.text
 
 
 def test_no_model_computes_while_qalign_runs(picture):

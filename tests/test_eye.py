@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -216,14 +217,18 @@ def test_a_picture_unlike_the_rated_ones_keeps_its_q(tmp_path, photo_path):
 
 
 @pytest.mark.parametrize(
-    ("proof", "said"),
-    [(Proof(0.62, 0.95), "that it helps (probability 62.0 %"), (Proof(0.95, 0.7), "follows your ratings at all (probability 70.0 %")],
+    ("proof", "card", "said"),
+    [
+        (Proof(0.62, 0.95), {"srcc": 0.7, "srcc_without": 0.6}, "that it helps (at least 90 % is needed). Rate about 40"),
+        (Proof(0.95, 0.7), {"srcc": 0.3, "srcc_without": 0.2}, "follows your ratings at all (probability 70 %, at"),
+        (Proof(0.1, 0.95), {"srcc": 0.8, "srcc_without": 0.8}, "q orders these pictures as you do without it"),
+        (Proof(0.0, 0.4), {"srcc": -0.1, "srcc_without": 0.1}, "Your ratings follow nothing that it sees"),
+    ],
 )  # fmt: skip
-def test_a_refusal_names_what_is_not_sure_and_what_to_do(proof, said):
-    told = refusal(proof, Path("my_eye"))
+def test_a_refusal_names_what_is_not_sure_and_what_to_do(proof, card, said):
+    told = refusal(proof, SimpleNamespace(**card), Path("my_eye"))
+    assert told.startswith("Nothing was written to my_eye: ")
     assert said in told
-    assert "Nothing was written to my_eye" in told
-    assert "type the same command again" in told
 
 
 def test_learn_says_what_is_kept_when_it_is_interrupted(photo, tmp_path, monkeypatch, capsys):

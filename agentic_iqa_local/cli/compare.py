@@ -101,7 +101,8 @@ def _show(args: argparse.Namespace, console: Console, results: list[Result]) -> 
         lines.append(one_line(json.dumps(result.to_dict(), ensure_ascii=False)))
         failed = bool(getattr(result, "error", None) or getattr(result, "failed", None))
         status |= failed
-        console.show_answer(args, lines[-1], partial(explain, result), headline_of(result), failed)
+        shown = lines[-1], partial(explain, result), headline_of(result), failed
+        console.show_answer(args, *shown, brief=True)
     if args.out:
         write_whole(args.out, "\n".join(lines))
         tell(one_line(f"{counted(len(results), 'row')} in {args.out}"))

@@ -136,16 +136,19 @@ class Console(AbstractContextManager):
         account: Callable[[], str],
         headline: str,
         failed: bool,
+        *,
+        brief: bool = False,
     ) -> None:
         """An answer where the user looks for it: as a `line` of JSON in a pipe, as `account` with
-        --explain, as `headline` on a terminal; with --out alone only what `failed`."""
+        --explain, as `headline` on a terminal, there also beside --out if it is `brief`; else with
+        --out only what `failed`."""
         terminal = self.results.isatty()
         json_on_stdout = args.json or not (args.out or terminal or args.explain)
         if json_on_stdout:
             tell(line, self.results)
         if args.explain:
             tell(account(), None if json_on_stdout else self.results)
-        elif terminal and not json_on_stdout and not args.out:
+        elif terminal and not json_on_stdout and (brief or not args.out):
             tell(headline, self.results)
         elif failed:
             tell(headline)

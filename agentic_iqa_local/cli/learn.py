@@ -32,6 +32,8 @@ from agentic_iqa_local.state import EYE, revised
 
 NOT_SURE = 3  # the exit status where nothing is written
 MORE = 40  # ratings that a person is asked for
+UNRELATED = 0.2  # SRCC, below which ratings follow nothing that is seen
+HARDLY = 0.5  # probability that the eye helps, below which more ratings hardly change it
 DESCRIPTIONS = STATE / "agentic-iqa" / "descriptions"
 
 
@@ -74,7 +76,7 @@ def _learn(
     )
     say(account(eye.card))
     if not proof.holds and not args.force:
-        say(one_line(refusal(proof, args.out)))
+        say(one_line(refusal(proof, eye.card, args.out)))
         return NOT_SURE
     write_eye(args.out, eye if proof.holds else eye.as_forced())
     unproven = "" if proof.holds else ", although nothing shows that it helps"
@@ -109,15 +111,25 @@ def _described(
             progress.count(failed)
 
 
-def refusal(proof: Proof, out: Path) -> str:
+def refusal(proof: Proof, card: EyeCard, out: Path) -> str:
     """Why no eye was written, and what the person can do, in one line."""
-    unsure, probability = "that it helps", proof.helped
+    unsure = f"that it helps (at least {percent(HELPED)} is needed)"
     if proof.helped >= HELPED:
-        unsure, probability = "that q with it follows your ratings at all", proof.positive
+        probability = f"probability {percent(proof.positive)}, at least {percent(HELPED)} is needed"
+        unsure = f"that q with it follows your ratings at all ({probability})"
+    advice = f"Rate about {MORE} more pictures and type the same command again"
+    if max(card.srcc, card.srcc_without) < UNRELATED:
+        advice = (
+            "Your ratings follow nothing that it sees of pictures; look whether each stands beside its picture,"
+            f" and else rate for damage and sharpness, about {MORE} more pictures"
+        )
+    elif proof.helped < HARDLY:
+        advice = (
+            "q orders these pictures as you do without it; more ratings will hardly change that"
+        )
     return (
-        f"Nothing was written to {out}: it is not sure enough {unsure} (probability {percent(probability, 1)},"
-        f" at least {percent(HELPED)} is needed). Rate about {MORE} more pictures and type the same command"
-        " again; with --force it writes the eye all the same, and answers will say so."
+        f"Nothing was written to {out}: it is not sure enough {unsure}. {advice}. With --force it writes"
+        " the eye all the same, and answers will say so."
     )
 
 

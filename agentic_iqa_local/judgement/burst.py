@@ -33,7 +33,7 @@ FLOOR = 0.05  # squared steps of 255: detail or noise below it says no more
 
 # By measure that speaks for a frame, what a reader is told of it and the others
 WORDS = {
-    "sharpness": "it is sharper where the scene is sharpest than {others}",
+    "sharpness": "{others} {be} less sharp where the scene is sharpest",
     "noise": "{others} {has} more noise",
     "darkness": "{others} {be} darker than the rest",
     "brightness": "{others} {be} brighter than the rest",

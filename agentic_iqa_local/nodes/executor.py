@@ -34,6 +34,7 @@ from agentic_iqa_local.nodes.tool_runs import (
 from agentic_iqa_local.nodes.workbench import Workbench, opened
 from agentic_iqa_local.nodes.written import sound
 from agentic_iqa_local.state import (
+    EVERYWHERE,
     UNCLEAR,
     AgenticIQAState,
     Detection,
@@ -90,16 +91,18 @@ def gather(task: Task) -> None:
     if asks_where(task.query) or (whole and whole.in_part):
         blurred = whole.blurred_part if whole else None
         kinds = {one.type for one in found_damage(evidence)}
-        evidence.damaged_part = blurred or _damaged_part(bench, kinds)
+        part = blurred or _damaged_part(bench, kinds)
+        evidence.damaged_part = part if kinds or part != EVERYWHERE else None
     evidence.uncertainty = doubts(evidence)
 
 
 def _warn_of_regions_without_place(task: Task) -> None:
     for name in task.plan.objects:
         if name not in ("Global", *task.bench.pictures.boxes):
-            place = f"say where that lies (box: {name}=LEFT,TOP,RIGHT,BOTTOM)"
-            stead = "tools that the query names measure the whole picture in its stead"
-            task.bench.warn(f"Missing tool scores for {name} region: {place}; {stead}")
+            said = f"Missing tool scores for {name} region: no place is known of it (assess takes --box)"
+            if task.plan.required_tool:
+                said += "; the tool that the query names measures the whole picture in its stead"
+            task.bench.warn(said)
 
 
 def _damaged_part(bench: Workbench, kinds: Collection[str]) -> str | None:

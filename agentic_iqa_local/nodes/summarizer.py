@@ -27,6 +27,7 @@ from agentic_iqa_local.nodes.prompts import (
     earlier_lines,
     summarizer_prompt,
 )
+from agentic_iqa_local.nodes.query import distortions_in
 from agentic_iqa_local.nodes.reasoning import answers, from_evidence, reasoned
 from agentic_iqa_local.nodes.regions import unplaced
 from agentic_iqa_local.nodes.replanning import (
@@ -39,6 +40,7 @@ from agentic_iqa_local.nodes.written import sound
 from agentic_iqa_local.score_fusion import answer_letter
 from agentic_iqa_local.state import (
     AgenticIQAState,
+    ExecutorOutput,
     FusionResult,
     PlannerOutput,
     SummarizerOutput,
@@ -123,6 +125,18 @@ def _usable_answer(written: str, state: AgenticIQAState, bench: Workbench) -> st
     return None
 
 
+def _usable_reasoning(
+    written: str, evidence: ExecutorOutput | None, bench: Workbench
+) -> str | None:
+    """A reasoning that is sound; where nobody looked for distortions, and the model's own word of
+    them is worth nothing, one that leaves them out."""
+    words = sound(written, "its reasoning", bench.warn)
+    unlooked = evidence is None or not evidence.distortion_analysis
+    if words and unlooked and not bench.services.model_trust(ROLE) and distortions_in(words):
+        return None
+    return words
+
+
 def _written(
     state: AgenticIQAState,
     plan: PlannerOutput,
@@ -136,7 +150,7 @@ def _written(
     schema = answer_reply([answer_letter(fusion)] if fusion else None)
     session, section = bench.models.session(ROLE), bench.services.section(ROLE)
     written = ask(session, _prompt(state, scoring), schema, section)
-    words = sound(written.quality_reasoning, "its reasoning", bench.warn)
+    words = _usable_reasoning(written.quality_reasoning, evidence, bench)
     answer = None if fusion else _usable_answer(written.final_answer, state, bench)
     regions = unplaced(state["query"], plan, bench.pictures.boxes)
     reasoning = reasoned(words, evidence, fusion, choices, regions)
