@@ -196,6 +196,17 @@ def test_choices_are_read_as_their_own_letters_without_q(picture):
     assert (result.fusion.q, result.fusion.q_bar, result.fusion.alpha) == (None, None, None)
 
 
+@pytest.mark.parametrize(("trust", "told"), [(0.0, False), (1.0, True)])
+def test_a_model_without_trust_speaks_of_no_distortion_that_nobody_looked_for(picture, trust, told):
+    words = "Bright rims surround the leaves, which is oversharpening."
+    reply = {"final_answer": "A", "quality_reasoning": words}
+    asked = {"plan": plan(**FREE), "choices": ["Crop", "Denoise"], "executor_evidence": None}
+    read = {"A": math.log(0.6), "B": math.log(0.4)}
+    fusion = {"model_trust": trust}
+    result = result_of(scripted(read, SummaryReply=reply), picture, fusion, **asked)
+    assert (words in result.quality_reasoning) == told
+
+
 def test_a_question_without_choices_gets_free_text(picture):
     client = scripted(
         SummaryReply={"final_answer": " the sky ", "quality_reasoning": "It is blurred."}
