@@ -14,6 +14,7 @@ from scripted import (
     scripted_services,
 )
 
+from agentic_iqa_local.config import Settings, ToolSettings
 from agentic_iqa_local.nodes.evidence import damaged_half
 from agentic_iqa_local.nodes.executor import executor_node
 from agentic_iqa_local.nodes.planner import derive_flags
@@ -141,6 +142,17 @@ def test_slow_tools_are_not_offered_but_can_be_named(picture):
     assert "MAD" not in prompts(client, "SelectionReply")[0].case
     named = execute(picture, tools, client, required_tool="MAD")
     assert named.quality_scores == {"Global": {"Blurs": ("MAD", 2.0)}}
+
+
+@pytest.mark.parametrize(("listed", "warned"), [({"no_reference": ["NIQE", "PIQE"]}, True), ({}, False)])
+def test_tools_of_the_users_list_that_do_not_run_are_told(picture, caplog, listed, warned):
+    """The model chooses LocalNR, which is clearly more reliable than both."""
+    client = scripted(SelectionReply={"Global": {"Blurs": "LocalNR"}})
+    tools = ScriptedTools({"LocalNR": 3.0, "NIQE": 3.0, "PIQE": 3.0})
+    services = scripted_services(client, tools, Settings(tools=ToolSettings(**listed)))
+    state = {"query": QUERY, "image_path": picture, "plan": plan()}
+    executor_node(state, {"configurable": {"services": services}})
+    assert ("NIQE, PIQE of tools.no_reference did not run: LocalNR can be" in caplog.text) == warned
 
 
 LEAVES = {"DetectionReply": {"leaves": ["Blurs"]}, "AnalysisReply": moderate_blur("leaves")}

@@ -103,7 +103,22 @@ def choose_tools(task: Task, distortions: ByObject) -> Chosen:
         for name in new:
             own = chosen.setdefault(name, {})
             own |= _whole(bench.tools.leading(own.values()), besides=own.values())
+        _warn_of_left_out(new, chosen, bench)
     return chosen
+
+
+def _warn_of_left_out(objects: Iterable[str], chosen: Chosen, bench: Workbench) -> None:
+    """Tells that tools of the user's own list do not run."""
+    key = "full_reference" if bench.pictures.has_reference else "no_reference"
+    if key not in bench.settings.tools.model_fields_set:
+        return
+    run = {tool for name in objects for tool in chosen[name].values()}
+    left_out = [tool for tool in bench.tools.configured() if tool not in run]
+    if run and left_out:
+        bench.warn(
+            f"{', '.join(left_out)} of tools.{key} did not run: {' and '.join(sorted(run))} can be trusted more"
+            " (fusion.trailing_tools: vote lets all run; tools.not_offered keeps a tool from the model)"
+        )
 
 
 def _whole(tools: Iterable[str], besides: Collection[str]) -> dict[str, str]:
