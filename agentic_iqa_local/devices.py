@@ -55,12 +55,10 @@ def choose_device(gpu: str | int | None = None, cpu: bool = False) -> str:
         raise DeviceError(f"--gpu {gpu} and --cpu: expected one of them, got both", "drop one.")
     if cpu:
         return "cpu"
-    if gpu is None and _without_driver():
+    if gpu is None and not _is_gpu_there():
         return "cpu"
     import torch
 
-    if gpu is None and not torch.cuda.is_available():
-        return "cpu"
     name = str(gpu or 0).strip()
     if re.fullmatch(r"[0-9]{1,9}", name):
         if int(name) >= torch.cuda.device_count():
@@ -70,6 +68,14 @@ def choose_device(gpu: str | int | None = None, cpu: bool = False) -> str:
         raise DeviceError(f"--gpu {name}: expected {_FORMS}", "use one of these, or --cpu.")
     _make_visible(name)
     return "cuda:0"
+
+
+def _is_gpu_there() -> bool:
+    if _without_driver():
+        return False
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _without_driver() -> bool:

@@ -378,15 +378,18 @@ def in_words(evidence: ExecutorOutput | None, name: str, kind: str) -> str:
     overexposure, where the object clearly is too dark or too bright, compression is pixelation
     where its pixels are enlarged, and a distortion of colours is a cast where the pixels show one."""
     detection = evidence and (evidence.detection or {}).get(name)
-    if not detection:
-        return plain_words(kind)
-    if kind == "Compression" and (detection.pixelation or 0.0) > PIXELATED:
-        return "pixelation"
-    family = detection.families.get(kind)
-    if kind == "Color distortions" and family and family.shown:
-        return "colour cast"
-    side = _side_of(detection.exposure) if kind == "Brightness change" else None
+    side = _seen_as(kind, detection) if detection else None
     return side or plain_words(kind)
+
+
+def _seen_as(kind: str, detection: Detection) -> str | None:
+    """The narrower name of a distortion that the pixels show."""
+    if kind == "Brightness change":
+        return _side_of(detection.exposure)
+    if kind == "Compression":
+        return "pixelation" if (detection.pixelation or 0.0) > PIXELATED else None
+    family = detection.families.get(kind)
+    return "colour cast" if kind == "Color distortions" and family and family.shown else None
 
 
 def _side_of(exposure: Mapping[str, float] | None) -> str | None:

@@ -144,11 +144,12 @@ class Console(AbstractContextManager):
         --out only what `failed`."""
         terminal = self.results.isatty()
         json_on_stdout = args.json or not (args.out or terminal or args.explain)
+        told = terminal and (brief or not args.out)
         if json_on_stdout:
             tell(line, self.results)
         if args.explain:
             tell(account(), None if json_on_stdout else self.results)
-        elif terminal and not json_on_stdout and (brief or not args.out):
+        elif told and not json_on_stdout:
             tell(headline, self.results)
         elif failed:
             tell(headline)

@@ -87,13 +87,20 @@ def gather(task: Task) -> None:
             analyse(task, distortions)
     if task.plan.query_type == "IQA":
         _warn_of_regions_without_place(task)
-    whole = (evidence.detection or {}).get("Global")
-    if asks_where(task.query) or (whole and whole.in_part):
-        blurred = whole.blurred_part if whole else None
-        kinds = {one.type for one in found_damage(evidence)}
-        part = blurred or _damaged_part(bench, kinds)
-        evidence.damaged_part = part if kinds or part != EVERYWHERE else None
+    _find_place(task)
     evidence.uncertainty = doubts(evidence)
+
+
+def _find_place(task: Task) -> None:
+    """Where the damage lies, if that is asked, or if a part alone is damaged."""
+    evidence = task.evidence
+    whole = (evidence.detection or {}).get("Global")
+    if not (asks_where(task.query) or (whole and whole.in_part)):
+        return
+    kinds = {one.type for one in found_damage(evidence)}
+    part = (whole and whole.blurred_part) or _damaged_part(task.bench, kinds)
+    if kinds or part != EVERYWHERE:
+        evidence.damaged_part = part
 
 
 def _warn_of_regions_without_place(task: Task) -> None:

@@ -7,7 +7,7 @@ from rich.text import Text
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.output.report import headline, named_tools
 from agentic_iqa_local.output.words import unmeasured, whole_scale, worst_distortion
-from agentic_iqa_local.result import Assessment
+from agentic_iqa_local.result import Assessment, Interval
 
 COLOURS = {"A": "green", "B": "green", "C": "yellow", "D": "red", "E": "red"}
 
@@ -21,9 +21,7 @@ def picture_line(row: Assessment, columns: int) -> Text:
     while cell_len(name) > width:
         name = f"…{name[2:]}"  # its end tells frames of a series apart
     level = f"{row.letter} {row.level}"
-    interval = f"90 %: {row.interval.low:.1f}–{row.interval.high:.1f}" if row.interval else ""
-    if row.interval and whole_scale(row.interval):
-        interval = "90 %: unknown"
+    interval = _interval(row.interval) if row.interval else ""
     verdict = "NOT SURE" if row.not_sure else ""
     if row.gate:
         verdict = row.gate.verdict.upper()
@@ -39,3 +37,9 @@ def picture_line(row: Assessment, columns: int) -> Text:
     line.truncate(columns - 1, overflow="ellipsis")
     line.rstrip()
     return line
+
+
+def _interval(interval: Interval) -> str:
+    if whole_scale(interval):
+        return "90 %: unknown"
+    return f"90 %: {interval.low:.1f}–{interval.high:.1f}"
