@@ -143,14 +143,15 @@ class Console(AbstractContextManager):
         --explain, as `headline` on a terminal, there also beside --out if it is `brief`; else with
         --out only what `failed`."""
         terminal = self.results.isatty()
-        json_on_stdout = args.json or not (args.out or terminal or args.explain)
-        told = terminal and (brief or not args.out)
-        if json_on_stdout:
+        if args.json or not (args.out or terminal or args.explain):
             tell(line, self.results)
+            words = None  # on stderr
+        else:
+            words = self.results
         if args.explain:
-            tell(account(), None if json_on_stdout else self.results)
-        elif told and not json_on_stdout:
-            tell(headline, self.results)
+            tell(account(), words)
+        elif terminal and words and (brief or not args.out):
+            tell(headline, words)
         elif failed:
             tell(headline)
 

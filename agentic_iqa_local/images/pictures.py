@@ -74,7 +74,10 @@ def _check_array(array: np.ndarray) -> None:
         return
     got = f"{'×'.join(map(str, array.shape))} of {array.dtype}"
     expected = "image: expected an array H×W, H×W×3 (RGB) or H×W×4 (RGBA) of uint8"
-    advice = "scale it with (array * (255 / white)).round().astype('uint8'), white being the value of white, put channels last with transpose"
+    advice = (
+        "scale it with (array * (255 / white)).round().astype('uint8'), white being the value of white,"
+        " put channels last with transpose"
+    )
     raise ValueError(f"{expected}, got {got}; {advice}")
 
 

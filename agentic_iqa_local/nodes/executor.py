@@ -77,7 +77,7 @@ def executor_node(
 def gather(task: Task) -> None:
     """Fills the task's evidence in place, subtask by subtask; on a replan what is missing or in
     doubt, and one more tool if scores disagree. Raises ToolError, VLMError."""
-    evidence, bench, flags = task.evidence, task.bench, task.plan.plan
+    evidence, flags = task.evidence, task.plan.plan
     distortions = find_distortions(task)
     try:
         if flags.tool_selection or flags.tool_execution:
