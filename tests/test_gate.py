@@ -1,5 +1,6 @@
 """The command gate on folders of small pictures, with the embedded model."""
 
+import html
 import json
 import os
 import shutil
@@ -66,6 +67,17 @@ def test_a_damaged_picture_is_found_and_the_same_pixels_are_not_assessed(
     (suite,) = ElementTree.parse(junit).getroot()
     assert [len(suite), suite.get("failures"), suite.get("errors")] == [4, "1", "0"]
     assert "| 1.jpg |" in markdown.read_text()
+    for file in (page, junit, markdown):  # for a reader who did not run it
+        told = html.unescape(file.read_text().replace("\\", ""))
+        for about in (
+            folders / "old",
+            folders / "new",
+            "model embedded",
+            report["model"]["notice"],
+        ):
+            assert str(about) in told
+        assert f"by agentic-iqa {report['version']}" in told
+        assert report["timestamp"][:10] in told
     again, same, _ = gated(capfd, *words, "--resume")  # nothing is assessed, and all is replaced
     assert (again, same["pairs"]) == (status, report["pairs"])
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from agentic_iqa_local.config import ImageSettings
 from agentic_iqa_local.errors import counted, one_line, percent
-from agentic_iqa_local.files import path_from_text
+from agentic_iqa_local.files import path_from_text, path_text
 from agentic_iqa_local.images.reading import load_image
 from agentic_iqa_local.iqa_tools import ToolRunner
 from agentic_iqa_local.judgement.changes import change
@@ -164,6 +164,26 @@ def changed(pair: PairFound) -> str:
     return f"{words} ({pair.change.place})" if pair.change.place else words
 
 
+def about(report: VersionReport) -> list[str]:
+    """What a reader who did not run the gate needs to know, in sentences."""
+    paths = [Path(path_from_text(name)).absolute() for name in (report.old, report.new)]
+    old, new = map(path_text, paths)
+    compared = f"Pairs: {new}" if old == new else f"Old: {old}. New: {new}"
+    made = f"Made {report.timestamp:%Y-%m-%d %H:%M} UTC by agentic-iqa {report.version}"
+    sentences = [
+        "q runs from 1 (bad) to 5 (excellent). A level is one step of that scale.",
+        f"{compared}.{' Both are compared with the originals.' if report.reference else ''}",
+        f"{made}, model {report.model['name']}." if report.model else f"{made}.",
+    ]
+    return [one_line(sentence) for sentence in sentences + _note(report)]
+
+
+def _note(report: VersionReport) -> list[str]:
+    """What the model says of itself, if anything."""
+    notice = (report.model or {}).get("notice")
+    return [f"Note: {notice}."] if notice else []
+
+
 def text(report: VersionReport) -> str:
     """What a terminal shows."""
     lines = wrapped(headline(report), indent="") + wrapped(more(report))
@@ -171,9 +191,8 @@ def text(report: VersionReport) -> str:
     if 0 < same < len(report.pairs):
         lines += wrapped(f"{counted(same, 'pair')} with the same pixels: not assessed, no loss")
     lines += _worst(report) + _problems(report)
-    notice = (report.model or {}).get("notice")
-    if notice:
-        lines += wrapped(f"Note: {notice}.", indent="")
+    for note in _note(report):
+        lines += wrapped(note, indent="")
     return safe_lines(lines)
 
 
@@ -219,6 +238,8 @@ def markdown(report: VersionReport) -> str:
     if report.problems:
         lines += ["", f"{counted(len(report.problems), 'pair')} could not be compared:", ""]
     lines += [f"- {_plain(problem)}" for problem in report.problems]
+    for sentence in about(report):
+        lines += ["", _plain(sentence)]
     return "\n".join(lines)
 
 
@@ -237,6 +258,7 @@ def junit(report: VersionReport) -> str:
         failed=not passed,
         kind=decision.verdict if decision else "no verdict",
         headline=one_line(headline(report)),
+        about=about(report),
         pairs=[(one_line(pair.name), _of_pair(pair)) for pair in report.pairs],
         problems=[one_line(problem) for problem in report.problems],
     )
@@ -258,7 +280,8 @@ def page(report: VersionReport, shown: Sequence[Crops]) -> str:
         verdict=verdict,
         rest=one_line(rest),
         more=more(report),
-        names=(one_line(report.old), one_line(report.new)),
+        title=one_line(report.new),
+        about=about(report),
         cards=cards,
         pairs=[(one_line(pair.name), pair, one_line(changed(pair))) for pair in report.pairs],
         problems=[one_line(problem) for problem in report.problems],
