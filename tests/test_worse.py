@@ -8,11 +8,32 @@ from scipy import stats
 
 from agentic_iqa_local.judgement.versions import PairFound, VersionReport, scenes
 from agentic_iqa_local.judgement.worse import Rule, decide
-from agentic_iqa_local.output.version_report import headline
+from agentic_iqa_local.output.version_report import before, headline, text
 
 
 def verdict(losses, rule=Rule(), of=None):  # noqa: B008 # it is frozen
     return decide(losses, range(len(losses)) if of is None else of, rule).verdict
+
+
+def report(losses, share=None) -> VersionReport:
+    """Of pairs of different scenes."""
+    pairs = [
+        PairFound(
+            name=f"{scene}",
+            old="a",
+            new="b",
+            scene=scene,
+            same=not loss,
+            old_q=3,
+            new_q=3 - loss,
+            loss=loss,
+        )
+        for scene, loss in enumerate(losses)
+    ]
+    decision = decide(losses, range(len(losses)), Rule(share=share))
+    about = {"old": "a", "new": "b", "reference": False, "worse_share": share, "needed": 10}
+    about |= {"margin": 0.1, "error_rate": 0.05, "pairs": pairs, "decision": decision}
+    return VersionReport(**about)
 
 
 def test_what_did_not_change_is_not_worse_however_few_there_are():
@@ -38,14 +59,28 @@ def test_bounds_of_normal_losses_are_those_of_student():
     ],
 )
 def test_a_rise_within_the_margin_is_told_as_no_change(loss, said):
-    pairs = [
-        PairFound(name=f"{i}", old="a", new="b", scene=i, old_q=3, new_q=3 - loss, loss=loss)
-        for i in range(20)
-    ]
-    decision = decide([loss] * 20, range(20), Rule())
-    about = {"old": "a", "new": "b", "reference": False, "worse_share": None, "needed": 10}
-    about |= {"margin": 0.1, "error_rate": 0.05, "pairs": pairs, "decision": decision}
-    assert said in headline(VersionReport(**about))
+    assert said in headline(report([loss] * 20))
+
+
+@pytest.mark.parametrize(
+    ("losses", "share", "warned"),
+    [
+        ([0.02] * 39, None, True),
+        ([0.02] * 40, None, False),
+        ([0.02] * 9, None, False),  # without any bound
+        ([0.02] * 39, 0.1, False),  # whose bounds are exact
+        ([0.0] * 20, None, False),  # the same pixels
+    ],
+)
+def test_few_scenes_are_told_to_err_more_often(losses, share, warned):
+    said = text(report(losses, share))
+    assert ("fewer than 40 scenes" in said) == warned
+
+
+def test_what_passes_a_version_is_told_apart_from_what_keeps_the_error_rate():
+    assert "about 10 pictures of different scenes" in before(Rule(), 20)
+    assert "40 or more to keep to that rate" in before(Rule(), 20)
+    assert "40 or more" not in before(Rule(margin=0.02), 20)  # (2.49 * .1 / .02)^2 = 155
 
 
 def test_undecided_becomes_decided_with_more_pictures():

@@ -18,7 +18,7 @@ from agentic_iqa_local.images.reading import load_image
 from agentic_iqa_local.iqa_tools import ToolRunner
 from agentic_iqa_local.judgement.changes import change
 from agentic_iqa_local.judgement.versions import PairFound, VersionReport
-from agentic_iqa_local.judgement.worse import FEWEST, Decision, Rule
+from agentic_iqa_local.judgement.worse import ENOUGH, FEWEST, Decision, Rule
 from agentic_iqa_local.output import pages
 from agentic_iqa_local.output.comparison_report import rounded
 from agentic_iqa_local.output.words import safe_lines, wrapped
@@ -70,7 +70,10 @@ def before(rule: Rule, pairs: int) -> str:
     there = counted(pairs, "pair")
     lead = f"{_limit(rule)} at an error rate of {percent(rule.error_rate)} needs"
     if rule.share is None:
-        return f"{lead} about {needed} of different scenes to pass a version that lost nothing; {there} to compare"
+        lead += f" about {needed} of different scenes to pass a version that lost nothing"
+        if rule.needed() < ENOUGH:
+            lead += f", and {ENOUGH} or more to keep to that rate"
+        return f"{lead}; {there} to compare"
     return f"{lead} {needed} of different scenes, none of them worse; {there} to compare"
 
 
@@ -126,6 +129,20 @@ def _bounds(decision: Decision, rule: Rule) -> str:
 def _moved(loss: float) -> str:
     """A mean loss in words."""
     return f"{'fallen' if loss > 0 else 'risen'} by {abs(loss):.3f}"
+
+
+def notes(report: VersionReport) -> list[str]:
+    """What belongs beside the headline: how far to trust it, and what would decide."""
+    return [note for note in (_few(report), more(report)) if note]
+
+
+def _few(report: VersionReport) -> str:
+    """That the bounds of a mean of few scenes err more often than they say; else nothing."""
+    decision = report.decision
+    exact = report.worse_share is not None or all(pair.same for pair in report.pairs)
+    if exact or decision is None or not FEWEST <= decision.scenes < ENOUGH:
+        return ""
+    return f"with fewer than {ENOUGH} scenes this may be wrong more often than that confidence says"
 
 
 def more(report: VersionReport) -> str:
@@ -186,7 +203,9 @@ def _note(report: VersionReport) -> list[str]:
 
 def text(report: VersionReport) -> str:
     """What a terminal shows."""
-    lines = wrapped(headline(report), indent="") + wrapped(more(report))
+    lines = wrapped(headline(report), indent="")
+    for note in notes(report):
+        lines += wrapped(note)
     same = sum(pair.same for pair in report.pairs)
     if 0 < same < len(report.pairs):
         lines += wrapped(f"{counted(same, 'pair')} with the same pixels: not assessed, no loss")
@@ -227,8 +246,8 @@ def markdown(report: VersionReport) -> str:
     """A summary for a merge request."""
     title, _, rest = headline(report).partition(": ")
     lines = ["<!-- agentic-iqa gate -->", f"### Picture quality: {title}", "", _plain(rest)]
-    if more(report):
-        lines += ["", _plain(more(report))]
+    for note in notes(report):
+        lines += ["", _plain(note)]
     worst = report.worst[:NAMED]
     if worst:
         lines += ["", "| picture | old q | new q | loss | what changed |", "|---|---|---|---|---|"]
@@ -258,7 +277,7 @@ def junit(report: VersionReport) -> str:
         failed=not passed,
         kind=decision.verdict if decision else "no verdict",
         headline=one_line(headline(report)),
-        about=about(report),
+        about=notes(report) + about(report),
         pairs=[(one_line(pair.name), _of_pair(pair)) for pair in report.pairs],
         problems=[one_line(problem) for problem in report.problems],
     )
@@ -279,7 +298,7 @@ def page(report: VersionReport, shown: Sequence[Crops]) -> str:
         report=report,
         verdict=verdict,
         rest=one_line(rest),
-        more=more(report),
+        notes=notes(report),
         title=one_line(report.new),
         about=about(report),
         cards=cards,
