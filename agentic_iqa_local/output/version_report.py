@@ -93,14 +93,14 @@ def headline(report: VersionReport) -> str:
     if report.pairs and all(pair.same for pair in report.pairs):
         return f"{decision.verdict}: all {of} have the same pixels as before"
     if rule.share is None:
-        what = f"on average the score q has {_moved(decision.estimate)} levels"
+        what = f"on average q has {_moved(decision.estimate)} levels"
         limit = f"a fall of {rule.margin:g} is allowed"
         if -rule.margin <= decision.estimate < 0:
             limit = f"a rise within the margin of {rule.margin:g} counts as no change"
     else:
         what = f"{percent(decision.estimate, 1)} of the pictures lost more than {rule.margin:g} levels of q"
         limit = f"{percent(rule.share, 1)} are allowed"
-    return f"{decision.verdict}: {what} ({_bounds(decision, rule)}; {limit}), {of}"
+    return f"{decision.verdict}: {what}{_bounds(decision, rule)} ({limit}), {of}"
 
 
 def _pictures(decision: Decision) -> str:
@@ -111,24 +111,29 @@ def _pictures(decision: Decision) -> str:
 
 
 def _bounds(decision: Decision, rule: Rule) -> str:
-    """The bound that decides, or both."""
+    """The bound that decides, or both, to go on with after the estimate."""
     if decision.low is None or decision.high is None:
-        return f"expected {FEWEST} scenes or more to say how sure that is"
+        return f"; {FEWEST} scenes or more are needed to say how sure that is"
     if rule.share is None:
-        best, worst = _moved(decision.low), _moved(decision.high)
+        verb = _moved(decision.estimate).partition(" ")[0]
+        low = _moved(decision.low, "at least ", "at most ").removeprefix(f"{verb} ")
+        high = _moved(decision.high, "at most ", "at least ").removeprefix(f"{verb} ")
     else:
-        best, worst = percent(decision.low, 1), percent(decision.high, 1)
+        low = f"at least {percent(decision.low, 1)}"
+        high = f"at most {percent(decision.high, 1)}"
     sure = f"with {percent(1 - rule.error_rate)} confidence"
     if decision.verdict == "worse":
-        return f"at best {best}, {sure}"
+        return f", {low} {sure}"
     if decision.verdict == "not worse":
-        return f"at worst {worst}, {sure}"
-    return f"at best {best}, at worst {worst}, each {sure}"
+        return f", {high} {sure}"
+    return f", {low} and {high}, each {sure}"
 
 
-def _moved(loss: float) -> str:
-    """A mean loss in words."""
-    return f"{'fallen' if loss > 0 else 'risen'} by {abs(loss):.3f}"
+def _moved(loss: float, of_fall: str = "", of_rise: str = "") -> str:
+    """A mean loss in words, with "at least" or "at most" before its size."""
+    if loss > 0:
+        return f"fallen by {of_fall}{loss:.3f}"
+    return f"risen by {of_rise}{abs(loss):.3f}"
 
 
 def notes(report: VersionReport) -> list[str]:
