@@ -64,6 +64,10 @@ def test_a_damaged_picture_is_found_and_the_same_pixels_are_not_assessed(
     assert [(pair["same"], pair["loss"]) for pair in others] == [(True, 0)] * 2
     assert len(rows.read_text().splitlines()) == 2  # of the pair that differs alone
     assert page.read_text().count("data:image/png;base64") == 2
+    assert "Crop of 192 × 192 pixels at x 0, y 0, at full size." in page.read_text()
+    assert (
+        "in the 10 pictures that lost most, if they lost more than 0.1 levels" in page.read_text()
+    )
     (suite,) = ElementTree.parse(junit).getroot()
     assert [len(suite), suite.get("failures"), suite.get("errors")] == [4, "1", "0"]
     assert "| 1.jpg |" in markdown.read_text()

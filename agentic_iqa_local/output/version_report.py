@@ -307,6 +307,7 @@ def page(report: VersionReport, shown: Sequence[Crops]) -> str:
         title=one_line(report.new),
         about=about(report),
         cards=cards,
+        named=NAMED,
         pairs=[(one_line(pair.name), pair, one_line(changed(pair))) for pair in report.pairs],
         problems=[one_line(problem) for problem in report.problems],
     )
