@@ -4,6 +4,7 @@ import html
 import json
 import os
 import shutil
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -11,6 +12,8 @@ from PIL import Image
 from scripted import in_this_process
 
 from agentic_iqa_local.cli.main import main
+from agentic_iqa_local.iqa_tools import ToolRunner
+from agentic_iqa_local.judgement.changes import change
 
 
 @pytest.fixture
@@ -84,6 +87,18 @@ def test_a_damaged_picture_is_found_and_the_same_pixels_are_not_assessed(
         assert report["timestamp"][:10] in told
     again, same, _ = gated(capfd, *words, "--resume")  # nothing is assessed, and all is replaced
     assert (again, same["pairs"]) == (status, report["pairs"])
+
+
+def test_a_severity_is_that_of_the_new_picture_alone(tmp_path):
+    tools = ToolRunner()
+    photo = Image.open(Path(__file__).parent / "data" / "prudential.png")
+    old = photo.convert("RGB").crop((0, 0, 192, 192))
+    old.save(tmp_path / "new.jpg", quality=20)
+    new = Image.open(tmp_path / "new.jpg").convert("RGB")
+    readings = [tools.examine(new), tools.examine(new, old)]
+    alone, between = [reading.severities["Compression"] for reading in readings]
+    assert 1.75 < alone < 3.25 < between  # moderate stands at 2.5, slight at 1, severe at 4
+    assert "compression: none → moderate" in change(tools, old, new).words
 
 
 def test_what_cannot_be_compared_is_named_and_decides(folders, monkeypatch, capfd):
