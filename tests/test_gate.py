@@ -1,8 +1,10 @@
 """The command gate on folders of small pictures, with the embedded model."""
 
+import html
 import json
 import os
 import shutil
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -10,6 +12,8 @@ from PIL import Image
 from scripted import in_this_process
 
 from agentic_iqa_local.cli.main import main
+from agentic_iqa_local.iqa_tools import ToolRunner
+from agentic_iqa_local.judgement.changes import change
 
 
 @pytest.fixture
@@ -63,11 +67,38 @@ def test_a_damaged_picture_is_found_and_the_same_pixels_are_not_assessed(
     assert [(pair["same"], pair["loss"]) for pair in others] == [(True, 0)] * 2
     assert len(rows.read_text().splitlines()) == 2  # of the pair that differs alone
     assert page.read_text().count("data:image/png;base64") == 2
+    assert "Crop of 192 × 192 pixels at x 0, y 0, at full size." in page.read_text()
+    assert (
+        "in the 10 pictures that lost most, if they lost more than 0.1 levels" in page.read_text()
+    )
     (suite,) = ElementTree.parse(junit).getroot()
     assert [len(suite), suite.get("failures"), suite.get("errors")] == [4, "1", "0"]
     assert "| 1.jpg |" in markdown.read_text()
+    for file in (page, junit, markdown):  # for a reader who did not run it
+        told = html.unescape(file.read_text().replace("\\", ""))
+        for about in (
+            folders / "old",
+            folders / "new",
+            "model embedded",
+            report["model"]["notice"],
+        ):
+            assert str(about) in told
+        assert f"by agentic-iqa {report['version']}" in told
+        assert report["timestamp"][:10] in told
     again, same, _ = gated(capfd, *words, "--resume")  # nothing is assessed, and all is replaced
     assert (again, same["pairs"]) == (status, report["pairs"])
+
+
+def test_a_severity_is_that_of_the_new_picture_alone(tmp_path):
+    tools = ToolRunner()
+    photo = Image.open(Path(__file__).parent / "data" / "prudential.png")
+    old = photo.convert("RGB").crop((0, 0, 192, 192))
+    old.save(tmp_path / "new.jpg", quality=20)
+    new = Image.open(tmp_path / "new.jpg").convert("RGB")
+    readings = [tools.examine(new), tools.examine(new, old)]
+    alone, between = [reading.severities["Compression"] for reading in readings]
+    assert 1.75 < alone < 3.25 < between  # moderate stands at 2.5, slight at 1, severe at 4
+    assert "compression: none → moderate" in change(tools, old, new).words
 
 
 def test_what_cannot_be_compared_is_named_and_decides(folders, monkeypatch, capfd):

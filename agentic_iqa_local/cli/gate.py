@@ -29,7 +29,6 @@ from agentic_iqa_local.result import Assessment, file_sha256
 from agentic_iqa_local.services import tools_of
 
 FAILED, UNDECIDED, WORSE = 1, 3, 4
-SHOWN = 10  # of the pictures that lost most
 WRITTEN = {  # files of the verdict: their suffixes, and what one bears that may be replaced
     "page": ((".html", ".htm"), PAGE),
     "junit": ((".xml",), version_report.JUNIT),
@@ -291,7 +290,7 @@ def _shown(
     by_new = {path_text(pair.new): pair for pair in run.pairs if pair.new}
     tools, limits = tools_of(settings), settings.images
     shown, gone = [], 0
-    for found in report.worst[:SHOWN]:
+    for found in report.worst[: version_report.NAMED]:
         pair = by_new[found.new]
         row = stored.get(pair.old) if pair.old else None
         if row and file_sha256(pair.old or "") != row.sha256:

@@ -1,5 +1,5 @@
 """What became worse from an old picture to a new one of the same size, in words, and where: by what
-LocalNR reads of their difference."""
+LocalNR reads of their difference and of either alone."""
 
 from typing import TYPE_CHECKING
 
@@ -34,8 +34,12 @@ def change(
     """What LocalNR sees of a change; with an `original` what the old picture lacks against it is
     known too. All are RGB and of one size. Raises ToolError."""
     between = tools.examine(new, old)
-    before = _severities(tools.examine(old, original), original is not None)
+    before, after = [
+        _severities(tools.examine(one, original), original is not None) for one in (old, new)
+    ]
+    # where the new picture's own reading has a family, its word is the one that assess gives
     added = _severities(between, reference=True)
+    added = {family: after.get(family, severity) for family, severity in added.items()}
     words = []
     for family, severity in sorted(added.items(), key=lambda one: -one[1]):
         was, now = _word(before.get(family, 0.0)), _word(severity)

@@ -2,11 +2,13 @@
 version."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
+from agentic_iqa_local import __version__
 from agentic_iqa_local.judgement import ordering, preference
 from agentic_iqa_local.judgement.changes import Change
 from agentic_iqa_local.judgement.worse import Decision, Rule
@@ -47,7 +49,9 @@ class VersionReport(Result):
     decision: Decision | None  # None where no pair could be compared
     pairs: list[PairFound] = Field(default_factory=list)  # what lost most comes first
     problems: list[str] = Field(default_factory=list)
-    model: dict[str, Any] | None = None
+    model: dict[str, Any] | None = None  # None where nothing was assessed
+    version: str = __version__
+    timestamp: datetime = Field(default_factory=lambda: datetime.now(UTC))
 
     @property
     def worst(self) -> list[PairFound]:

@@ -21,6 +21,7 @@ from scipy import stats
 Verdict = Literal["not worse", "undecided", "worse"]
 MARGIN, ERROR_RATE = 0.1, 0.05
 FEWEST = 10  # scenes: with fewer a bootstrap of skewed losses errs too often
+ENOUGH = 40  # scenes: with fewer it errs more often than the error rate says (docs/measurements.md)
 FLOOR = 0.02  # levels: no sample of losses counts as less spread, where nearly all are the same
 SPREAD = 0.1  # levels: standard deviation of the losses by a harmless change (docs/gate.md)
 POWER = 0.8  # with which the needed number of pictures lets an unchanged version pass

@@ -13,12 +13,12 @@ from PIL import Image
 
 from agentic_iqa_local.config import ImageSettings
 from agentic_iqa_local.errors import counted, one_line, percent
-from agentic_iqa_local.files import path_from_text
+from agentic_iqa_local.files import path_from_text, path_text
 from agentic_iqa_local.images.reading import load_image
 from agentic_iqa_local.iqa_tools import ToolRunner
 from agentic_iqa_local.judgement.changes import change
 from agentic_iqa_local.judgement.versions import PairFound, VersionReport
-from agentic_iqa_local.judgement.worse import FEWEST, Decision, Rule
+from agentic_iqa_local.judgement.worse import ENOUGH, FEWEST, Decision, Rule
 from agentic_iqa_local.output import pages
 from agentic_iqa_local.output.comparison_report import rounded
 from agentic_iqa_local.output.words import safe_lines, wrapped
@@ -70,7 +70,10 @@ def before(rule: Rule, pairs: int) -> str:
     there = counted(pairs, "pair")
     lead = f"{_limit(rule)} at an error rate of {percent(rule.error_rate)} needs"
     if rule.share is None:
-        return f"{lead} about {needed} of different scenes to pass a version that lost nothing; {there} to compare"
+        lead += f" about {needed} of different scenes to pass a version that lost nothing"
+        if rule.needed() < ENOUGH:
+            lead += f", and {ENOUGH} or more to keep to that rate"
+        return f"{lead}; {there} to compare"
     return f"{lead} {needed} of different scenes, none of them worse; {there} to compare"
 
 
@@ -90,14 +93,14 @@ def headline(report: VersionReport) -> str:
     if report.pairs and all(pair.same for pair in report.pairs):
         return f"{decision.verdict}: all {of} have the same pixels as before"
     if rule.share is None:
-        what = f"on average the score q has {_moved(decision.estimate)} levels"
+        what = f"on average q has {_moved(decision.estimate)} levels"
         limit = f"a fall of {rule.margin:g} is allowed"
         if -rule.margin <= decision.estimate < 0:
             limit = f"a rise within the margin of {rule.margin:g} counts as no change"
     else:
         what = f"{percent(decision.estimate, 1)} of the pictures lost more than {rule.margin:g} levels of q"
         limit = f"{percent(rule.share, 1)} are allowed"
-    return f"{decision.verdict}: {what} ({_bounds(decision, rule)}; {limit}), {of}"
+    return f"{decision.verdict}: {what}{_bounds(decision, rule)} ({limit}), {of}"
 
 
 def _pictures(decision: Decision) -> str:
@@ -108,24 +111,43 @@ def _pictures(decision: Decision) -> str:
 
 
 def _bounds(decision: Decision, rule: Rule) -> str:
-    """The bound that decides, or both."""
+    """The bound that decides, or both, to go on with after the estimate."""
     if decision.low is None or decision.high is None:
-        return f"expected {FEWEST} scenes or more to say how sure that is"
+        return f"; {FEWEST} scenes or more are needed to say how sure that is"
     if rule.share is None:
-        best, worst = _moved(decision.low), _moved(decision.high)
+        verb = _moved(decision.estimate).partition(" ")[0]
+        low = _moved(decision.low, "at least ", "at most ").removeprefix(f"{verb} ")
+        high = _moved(decision.high, "at most ", "at least ").removeprefix(f"{verb} ")
     else:
-        best, worst = percent(decision.low, 1), percent(decision.high, 1)
+        low = f"at least {percent(decision.low, 1)}"
+        high = f"at most {percent(decision.high, 1)}"
     sure = f"with {percent(1 - rule.error_rate)} confidence"
     if decision.verdict == "worse":
-        return f"at best {best}, {sure}"
+        return f", {low} {sure}"
     if decision.verdict == "not worse":
-        return f"at worst {worst}, {sure}"
-    return f"at best {best}, at worst {worst}, each {sure}"
+        return f", {high} {sure}"
+    return f", {low} and {high}, each {sure}"
 
 
-def _moved(loss: float) -> str:
-    """A mean loss in words."""
-    return f"{'fallen' if loss > 0 else 'risen'} by {abs(loss):.3f}"
+def _moved(loss: float, of_fall: str = "", of_rise: str = "") -> str:
+    """A mean loss in words, with "at least" or "at most" before its size."""
+    if loss > 0:
+        return f"fallen by {of_fall}{loss:.3f}"
+    return f"risen by {of_rise}{abs(loss):.3f}"
+
+
+def notes(report: VersionReport) -> list[str]:
+    """What belongs beside the headline: how far to trust it, and what would decide."""
+    return [note for note in (_few(report), more(report)) if note]
+
+
+def _few(report: VersionReport) -> str:
+    """That the bounds of a mean of few scenes err more often than they say; else nothing."""
+    decision = report.decision
+    exact = report.worse_share is not None or all(pair.same for pair in report.pairs)
+    if exact or decision is None or not FEWEST <= decision.scenes < ENOUGH:
+        return ""
+    return f"with fewer than {ENOUGH} scenes this may be wrong more often than that confidence says"
 
 
 def more(report: VersionReport) -> str:
@@ -164,16 +186,37 @@ def changed(pair: PairFound) -> str:
     return f"{words} ({pair.change.place})" if pair.change.place else words
 
 
+def about(report: VersionReport) -> list[str]:
+    """What a reader who did not run the gate needs to know, in sentences."""
+    paths = [Path(path_from_text(name)).absolute() for name in (report.old, report.new)]
+    old, new = map(path_text, paths)
+    compared = f"Pairs: {new}" if old == new else f"Old: {old}. New: {new}"
+    made = f"Made {report.timestamp:%Y-%m-%d %H:%M} UTC by agentic-iqa {report.version}"
+    sentences = [
+        "q runs from 1 (bad) to 5 (excellent). A level is one step of that scale.",
+        f"{compared}.{' Both are compared with the originals.' if report.reference else ''}",
+        f"{made}, model {report.model['name']}." if report.model else f"{made}.",
+    ]
+    return [one_line(sentence) for sentence in sentences + _note(report)]
+
+
+def _note(report: VersionReport) -> list[str]:
+    """What the model says of itself, if anything."""
+    notice = (report.model or {}).get("notice")
+    return [f"Note: {notice}."] if notice else []
+
+
 def text(report: VersionReport) -> str:
     """What a terminal shows."""
-    lines = wrapped(headline(report), indent="") + wrapped(more(report))
+    lines = wrapped(headline(report), indent="")
+    for note in notes(report):
+        lines += wrapped(note)
     same = sum(pair.same for pair in report.pairs)
     if 0 < same < len(report.pairs):
         lines += wrapped(f"{counted(same, 'pair')} with the same pixels: not assessed, no loss")
     lines += _worst(report) + _problems(report)
-    notice = (report.model or {}).get("notice")
-    if notice:
-        lines += wrapped(f"Note: {notice}.", indent="")
+    for note in _note(report):
+        lines += wrapped(note, indent="")
     return safe_lines(lines)
 
 
@@ -208,8 +251,8 @@ def markdown(report: VersionReport) -> str:
     """A summary for a merge request."""
     title, _, rest = headline(report).partition(": ")
     lines = ["<!-- agentic-iqa gate -->", f"### Picture quality: {title}", "", _plain(rest)]
-    if more(report):
-        lines += ["", _plain(more(report))]
+    for note in notes(report):
+        lines += ["", _plain(note)]
     worst = report.worst[:NAMED]
     if worst:
         lines += ["", "| picture | old q | new q | loss | what changed |", "|---|---|---|---|---|"]
@@ -219,6 +262,8 @@ def markdown(report: VersionReport) -> str:
     if report.problems:
         lines += ["", f"{counted(len(report.problems), 'pair')} could not be compared:", ""]
     lines += [f"- {_plain(problem)}" for problem in report.problems]
+    for sentence in about(report):
+        lines += ["", _plain(sentence)]
     return "\n".join(lines)
 
 
@@ -237,6 +282,7 @@ def junit(report: VersionReport) -> str:
         failed=not passed,
         kind=decision.verdict if decision else "no verdict",
         headline=one_line(headline(report)),
+        about=notes(report) + about(report),
         pairs=[(one_line(pair.name), _of_pair(pair)) for pair in report.pairs],
         problems=[one_line(problem) for problem in report.problems],
     )
@@ -257,9 +303,11 @@ def page(report: VersionReport, shown: Sequence[Crops]) -> str:
         report=report,
         verdict=verdict,
         rest=one_line(rest),
-        more=more(report),
-        names=(one_line(report.old), one_line(report.new)),
+        notes=notes(report),
+        title=one_line(report.new),
+        about=about(report),
         cards=cards,
+        named=NAMED,
         pairs=[(one_line(pair.name), pair, one_line(changed(pair))) for pair in report.pairs],
         problems=[one_line(problem) for problem in report.problems],
     )
