@@ -73,6 +73,7 @@ class Run(BaseModel, extra="allow"):
     tools: _Tools
     maps: dict[str, str]
     identity: _Identity
+    git: str | None = None
 
 
 Stored = tuple[Run, list[dict[str, Any]]]  # run.json and the rows
