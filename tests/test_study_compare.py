@@ -170,4 +170,4 @@ def test_the_command_prints_and_writes(folders, tmp_path, capsys):
     assert [line["mode"] for line in table(out, "run_differences")] == ["logits", "tool mean"]
     status, _, errors = command(capsys, "compare", folders[0], "absent")
     assert (status, len(errors.splitlines())) == (2, 1)
-    assert "absent: expected a folder that study.py run wrote" in errors
+    assert "absent: expected a folder that study run wrote" in errors

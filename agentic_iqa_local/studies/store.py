@@ -128,6 +128,6 @@ def read_run(folder: Path) -> Stored:
             rows = [row for _, row in rows_in(lines, file, _Row)]
     except (FileError, ValidationError) as error:
         mistake = reason(error)
-        said = f"{folder}: expected a folder that study.py run wrote"
+        said = f"{folder}: expected a folder that study run wrote"
         raise StoreError(said, f"{file.name}: {mistake}") from error
     return run, rows
