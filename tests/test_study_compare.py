@@ -85,11 +85,16 @@ def test_figures_are_scipys_on_the_images_that_both_answered(folders, common):
     assert found["mean_absolute_difference"] == pytest.approx(apart.mean())
     assert found["largest_difference"] == pytest.approx(apart.max())
     left = "90 images are in every run; left out: 6 of poor, 0 of good."
-    assert notes == [left, "good has model G, poor has P; git 0123456789abcdef+, poor has none."]
+    interval = "Intervals are 95 %: 50 bootstrap draws of 12 groups."
+    assert notes == [
+        left,
+        interval,
+        "good has model G, poor has P; git 0123456789abcdef+, poor has none.",
+    ]
 
 
 def settings_note(**runs):
-    return compare(runs, draws=10)[1][1]
+    return compare(runs, draws=10)[1][-1]
 
 
 def test_settings_that_differ_are_named_with_both_values_and_the_users_first(folders):

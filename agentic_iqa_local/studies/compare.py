@@ -47,7 +47,11 @@ def compare(
         figures[-1].insert(0, "mode", mode)
         compared.append(differences(draws_of, scores, quality, first.name))
         compared[-1] = compared[-1].assign(mode=mode, **_distances(scores, first.name))
-    notes = [_left_out(stored, first), *(_settings_that_differ(first, run) for run in others)]
+    notes = [
+        _left_out(stored, first),
+        first.intervals,
+        *(_settings_that_differ(first, run) for run in others),
+    ]
     tables = {"runs": pd.concat(figures), "run_differences": decided(pd.concat(compared))}
     return tables, [one_line(note) for note in notes]
 

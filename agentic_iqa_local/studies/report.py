@@ -87,8 +87,7 @@ def _notes(run: ScoredRun) -> Iterator[str]:
         )
     if not told.higher_is_better:
         yield "In this set a lower score is better: every figure is with the scores turned around."
-    draws = run.draws
-    yield f"Intervals: {len(draws.places)} bootstrap draws of {draws.units} {draws.over}."
+    yield run.intervals
     yield f"The product's mode is “{run.product}”; every mode is compared with “{run.baseline}”."
 
 
