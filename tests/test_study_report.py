@@ -257,7 +257,7 @@ def test_a_manifest_of_an_unknown_set_is_told_what_may_have_been_seen(tools, set
     run = make_run("manifest", name="a", notice="small") | {"maps": {}}
     run["model"]["notice"] = None
     notes = " ".join(analysed(make_rows(24, tools=tools), run, draws=10).notes)
-    assert (f"learned from {sets}, or is fitted to it" in notes) == bool(sets)
+    assert (f"learned from data sets or were fitted to them: {sets}." in notes) == bool(sets)
     assert ("--part-of" in notes) == bool(sets)
 
 
@@ -296,10 +296,13 @@ def command(capsys, *args) -> tuple[int, str, str]:
 
 def test_command_reports_on_several_runs(rows, tmp_path, capsys):
     runs = [store(tmp_path / key, make_run(key), rows[:48]) for key in ("tid2013", "kadid10k")]
+    same = "Intervals are 95 %: 10 bootstrap draws of 12 groups."
     out = tmp_path / "out"
     status, said, errors = command(capsys, "report", *runs, "--out", out, "--draws", 10)
     assert status == 0, errors
     assert str(out / "report.html") in said
+    assert said.count(same) == 1
+    assert said.count("The agent's own mode is “logits” (fusion.mode); every mode is") == 1
     assert {path.name for path in out.iterdir()} == {
         "report.html", "report.txt", "datasets.csv", "tid2013", "kadid10k",
     }  # fmt: skip
