@@ -122,6 +122,15 @@ def test_a_second_run_adds_nothing_and_another_plan_is_refused(stored, few, serv
 
 
 @pytest.mark.usefixtures("no_inference")
+def test_rows_of_other_pictures_are_told_as_such(manifest, few, services, tmp_path):
+    list(study_here(few, services, Plan(), tmp_path))
+    with pytest.raises(
+        StoreError, match=r"rows are of other pictures or scores \(another manifest"
+    ):
+        list(study_here(load_dataset(manifest), services, Plan(), tmp_path))
+
+
+@pytest.mark.usefixtures("no_inference")
 def test_a_stop_keeps_the_rows_and_the_same_study_goes_on(manifest, services, tmp_path):
     folder = tmp_path / "run"
     batch = Runner(StudyWork(services.settings, Plan()), services=services)
