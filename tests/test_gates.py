@@ -189,8 +189,12 @@ def test_a_calibration_of_another_set_up_is_refused(tmp_path):
     settings = Settings(decisions=DecisionSettings(calibration=str(tmp_path / "fit.json")))
     for change, reason in (
         ({"model": "another"}, "calibrated with another model than embedded"),
-        ({"dtype": "bfloat16"}, "calibrated with dtype bfloat16, here it is float32"),
-        (None, "fit.json calibrates none; fit it anew with study.py fit"),
+        ({"dtype": "bfloat16"}, "calibrated with dtype bfloat16 (here float32); "),
+        (
+            {"eta": 1.0, "temperature": 3.0},
+            "with temperature 3.0 (here 1.0), eta 1.0 (here auto); ",
+        ),
+        (None, "fit.json calibrates none; fit it anew with agentic-iqa study fit"),
     ):
         of = None if change is None else calibration(**{"model": model} | change)
         fit = Fit(temperature=1.0, eta="auto", intervals=of, **about)
@@ -199,4 +203,4 @@ def test_a_calibration_of_another_set_up_is_refused(tmp_path):
             settings, {"name": "embedded", "dtype": "float32", "quantization": "none"}
         )
         assert reason in why
-        assert "study.py fit" in why
+        assert "agentic-iqa study fit" in why

@@ -1,5 +1,5 @@
 """Malformed requests to every route: each gets a status of its own kind and the one form of an error, which quotes
-nothing of what was sent."""
+nothing of what was sent but the name of a field."""
 
 import base64
 import json
@@ -66,7 +66,7 @@ CHATS = [
     ),
     *(with_picture(**{name: MARK}) for name in ("stream", "pipeline", "choices")),
 ]
-OPTIONS = {"query": [MARK], "choices": [MARK, 5], "at_least": 9, "error_rate": 1e400, MARK: 1}
+OPTIONS = {"query": [MARK], "choices": [MARK, 5], "at_least": 9, "error_rate": 1e400}
 CONTENTS = [
     *((JSON, content) for content in (b"", b"null", b"[]", b"{", b"NaN", b"\xff\xfe", b"[" * 100_000)),
     (FORM, b"--x\r\nContent-Disposition: form-data\r\n\r\n--x--"),
@@ -110,6 +110,24 @@ def test_an_option_is_named_and_not_quoted(client, name, value):
     error = problem(answer)
     if error["code"] == "bad_request" and "JSON" not in error["message"]:
         assert error["message"].startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message", "remedy"),
+    [
+        ({"choice": "Yes"}, "choice: there is no such field", "did you mean choices?"),
+        (
+            {"\x1b" + "x" * 50: "1"},
+            f"\\u001b{'x' * 39}: there is no such field",
+            "there are: query, choices, ",
+        ),
+        ({"choices": '["Yes","No"]'}, "choices: expected 2 to 10 answers", "-F choices=Yes -F "),
+    ],
+)
+def test_a_forms_error_names_the_field_and_says_what_to_send(client, fields, message, remedy):
+    error = problem(client.post("/v1/assess", data=fields, files={"image": b"x"}))
+    assert error["message"] == message
+    assert remedy in error["remedy"]
 
 
 @pytest.mark.parametrize(

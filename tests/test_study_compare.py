@@ -85,9 +85,38 @@ def test_figures_are_scipys_on_the_images_that_both_answered(folders, common):
     assert found["mean_absolute_difference"] == pytest.approx(apart.mean())
     assert found["largest_difference"] == pytest.approx(apart.max())
     left = "90 images are in every run; left out: 6 of poor, 0 of good."
-    model = 'identity.model is "G", expected "P"'
-    assert notes[0] == left
-    assert model in notes[1]
+    interval = "Intervals are 95 %: 50 bootstrap draws of 12 groups."
+    assert notes == [
+        left,
+        interval,
+        "good has model G, poor has P; git 0123456789abcdef+, poor has none.",
+    ]
+
+
+def settings_note(**runs):
+    return compare(runs, draws=10)[1][-1]
+
+
+def test_settings_that_differ_are_named_with_both_values_and_the_users_first(folders):
+    poor, rows = read_run(folders[0])
+    told = make_run() | {"git": "9"}
+    told["fusion"] |= {"eta": "auto", "fitted": None}
+    told["tools"] |= {"no_reference": ["NIQE"]}
+    told["identity"] |= {"model": "P", "configuration": {"planner": {"max_tokens": 9}}}
+    other = Run.model_validate(told)
+    named = [
+        "other has fusion.eta auto, poor has 1.0",
+        "tools.no_reference [NIQE], poor has [LocalNR, NIQE]",
+        "planner.max_tokens 9, poor has none",
+        "git 9, poor has none.",
+    ]
+    run = poor, rows
+    assert settings_note(poor=run, other=(other, rows)) == "; ".join(named)
+    told["identity"]["versions"] = dict.fromkeys("abcd", "1")
+    many = settings_note(poor=run, other=(Run.model_validate(told), rows))
+    assert many.startswith("; ".join(named[:3]))
+    assert many.endswith("; and 2 more that run.json has.")  # of 3 + 4 + 1
+    assert settings_note(poor=run, again=run) == "again has the settings of poor."
 
 
 def test_differences_are_paired_on_draws_of_whole_scenes(rows, folders, common):
@@ -142,8 +171,8 @@ def test_the_command_prints_and_writes(folders, tmp_path, capsys):
     options = ["--draws", 20, "--mode", "logits", "tool mean", "--out", out]
     status, said, errors = command(capsys, "compare", *folders, *options)
     assert (status, errors) == (0, "")
-    assert "good differs from poor: " in said
+    assert "good has model G, poor has P" in said
     assert [line["mode"] for line in table(out, "run_differences")] == ["logits", "tool mean"]
     status, _, errors = command(capsys, "compare", folders[0], "absent")
     assert (status, len(errors.splitlines())) == (2, 1)
-    assert "absent: expected a folder that study.py run wrote" in errors
+    assert "absent: expected a folder that study run wrote" in errors

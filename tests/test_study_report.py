@@ -18,7 +18,7 @@ from agentic_iqa_local.state import LETTERS, ExecutorOutput
 from agentic_iqa_local.studies.datasets import DATASETS
 from agentic_iqa_local.studies.eye_curve import stored_statistics
 from agentic_iqa_local.studies.plots import draw
-from agentic_iqa_local.studies.report import Analysis, analyse, over_datasets, write_tables
+from agentic_iqa_local.studies.report import Analysis, analyse, over_datasets, shown, write_tables
 from agentic_iqa_local.studies.store import Run, StudyError
 
 TYPES = ("jpeg", "gaussian_blur", "white_noise", "contrast_change")
@@ -203,9 +203,9 @@ def test_differences_are_on_images_that_both_answered(study):
 
 def test_better_is_decided_after_holms_correction(study):
     differences = study.tables["differences"]
-    assert (differences.p_holm >= differences.p).all()
+    assert (differences.srcc_p_holm >= differences.srcc_p).all()
     winner = differences["first"].where(differences.srcc_difference > 0, "classification")
-    expected = winner.where(differences.p_holm < 0.05, "undecided")
+    expected = winner.where(differences.srcc_p_holm < 0.05, "undecided")
     assert list(differences.better) == list(expected)
 
 
@@ -226,6 +226,7 @@ def test_cost_is_told_by_the_part_of_the_work(rows, study):
     seconds = [row["cost"]["agent"]["seconds"] for row in rows if row.get("cost")]
     found = one(study.tables["cost"], part="agent")
     assert (found["n"], found["decoded_tokens"]) == (len(seconds), 200)
+    assert one(shown(study.tables["cost"]), part="agent")["n"] == str(len(seconds))
     assert found["median_seconds"] == pytest.approx(np.median(seconds))
     assert found["p95_seconds"] == pytest.approx(np.quantile(seconds, 0.95))
 
@@ -256,7 +257,7 @@ def test_a_manifest_of_an_unknown_set_is_told_what_may_have_been_seen(tools, set
     run = make_run("manifest", name="a", notice="small") | {"maps": {}}
     run["model"]["notice"] = None
     notes = " ".join(analysed(make_rows(24, tools=tools), run, draws=10).notes)
-    assert (f"learned from {sets}, or is fitted to it" in notes) == bool(sets)
+    assert (f"learned from data sets or were fitted to them: {sets}." in notes) == bool(sets)
     assert ("--part-of" in notes) == bool(sets)
 
 
@@ -295,10 +296,13 @@ def command(capsys, *args) -> tuple[int, str, str]:
 
 def test_command_reports_on_several_runs(rows, tmp_path, capsys):
     runs = [store(tmp_path / key, make_run(key), rows[:48]) for key in ("tid2013", "kadid10k")]
+    same = "Intervals are 95 %: 10 bootstrap draws of 12 groups."
     out = tmp_path / "out"
     status, said, errors = command(capsys, "report", *runs, "--out", out, "--draws", 10)
     assert status == 0, errors
     assert str(out / "report.html") in said
+    assert said.count(same) == 1
+    assert said.count("The agent's own mode is “logits” (fusion.mode); every mode is") == 1
     assert {path.name for path in out.iterdir()} == {
         "report.html", "report.txt", "datasets.csv", "tid2013", "kadid10k",
     }  # fmt: skip
@@ -344,3 +348,4 @@ def test_the_curve_of_an_eye_is_above_q_where_statistics_tell_more():
     assert curve["ratings"].tolist() == [20, 50]
     assert curve["srcc"].iloc[-1] > curve["srcc_without"].iloc[-1]
     assert "eye" in draw(analysis.run, analysis.tables)
+    assert "eye" not in draw(analysis.run, analysis.tables | {"eye": curve[:1]})

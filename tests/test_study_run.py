@@ -16,6 +16,7 @@ from agentic_iqa_local.batch.rows import write_run
 from agentic_iqa_local.batch.runner import Runner
 from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.config import ConfigError
+from agentic_iqa_local.errors import PICTURE
 from agentic_iqa_local.files import folder_hash
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.fit import Fit
@@ -119,6 +120,25 @@ def test_a_second_run_adds_nothing_and_another_plan_is_refused(stored, few, serv
     assert (stored / "rows.jsonl").read_bytes() == before
     with pytest.raises(StoreError, match="other settings: reads"):
         list(study_here(few, services, Plan(tools=("NIQE",)), stored))
+
+
+def test_what_is_logged_of_a_picture_names_it(few, services, monkeypatch):
+    def name(*_):
+        return {"logged": PICTURE.get()}
+
+    monkeypatch.setattr("agentic_iqa_local.studies.run.infer", name)
+    row = StudyWork(services.settings, Plan()).row(few.items[0], services, None)
+    assert row["logged"] == str(few.items[0].image)
+    assert PICTURE.get() is None
+
+
+@pytest.mark.usefixtures("no_inference")
+def test_rows_of_other_pictures_are_told_as_such(manifest, few, services, tmp_path):
+    list(study_here(few, services, Plan(), tmp_path))
+    with pytest.raises(
+        StoreError, match=r"rows are of other pictures or scores \(another manifest"
+    ):
+        list(study_here(load_dataset(manifest), services, Plan(), tmp_path))
 
 
 @pytest.mark.usefixtures("no_inference")

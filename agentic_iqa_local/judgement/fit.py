@@ -11,11 +11,11 @@ from pydantic import Field, ValidationError
 
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.errors import UserError, one_line
-from agentic_iqa_local.files import FileError, folder_hash, read_bytes, reason
+from agentic_iqa_local.files import PROGRAM, FileError, folder_hash, read_bytes, reason
 from agentic_iqa_local.iqa_tools.specs import FileRecord
 from agentic_iqa_local.judgement.intervals import SHIPPED, IntervalCalibration
 
-NO_FIT = "calibrate this set-up with study.py fit, and give the fit with --fit"
+NO_FIT = f"calibrate this set-up with {PROGRAM} study fit, and give the fit with --fit"
 Objective = Literal["rps", "srcc", "temperature", "keep"]
 LEAST_PARAMETER, MOST_PARAMETER = 0.1, 10.0  # of temperature and η
 # of a temperature alone: the letters are then nearly alike, and q is what the tools say
@@ -92,7 +92,7 @@ def read_fit(file: Path) -> Fit:
         return _parsed(read_bytes(file, LARGEST_FIT))
     except (FileError, ValidationError) as error:
         mistake = reason(error)
-        raise FitError(f"{file}: expected a fit that study.py wrote, got: {mistake}") from error
+        raise FitError(f"{file}: expected a fit that study fit wrote, got: {mistake}") from error
 
 
 def calibration_for(settings: Settings, model: Mapping[str, Any]) -> IntervalCalibration | str:
@@ -103,22 +103,23 @@ def calibration_for(settings: Settings, model: Mapping[str, Any]) -> IntervalCal
     file = Path(settings.decisions.calibration or SHIPPED)
     calibration = read_fit(file).intervals
     if calibration is None:
-        return f"{file} calibrates none; fit it anew with study.py fit"
+        return f"{file} calibrates none; fit it anew with {PROGRAM} study fit"
     difference = _difference(calibration, settings, model)
     return f"calibrated with {difference}; {NO_FIT}" if difference else calibration
 
 
 def _difference(
     calibration: IntervalCalibration, settings: Settings, model: Mapping[str, Any]
-) -> str | None:
-    """What the calibration was made with that this set-up does not have."""
+) -> str:
+    """All that the calibration was made with and this set-up does not have; "" where they are alike."""
     folder, fusion = settings.folder(settings.summarizer.backend), settings.fusion
     if folder.is_dir() and folder_hash(folder) != calibration.model:
         return f"another model than {model.get('name')}"
     here = {"dtype": model.get("dtype"), "quantization": model.get("quantization")}
     here |= {"temperature": fusion.letters_temperature, "eta": fusion.eta}
+    said = list[str]()
     for what, ours in here.items():
         theirs = getattr(calibration, what)
         if ours not in (None, theirs):
-            return f"{what} {theirs}, here it is {ours}"
-    return None
+            said.append(f"{what} {theirs} (here {ours})")
+    return ", ".join(said)

@@ -23,6 +23,8 @@ from agentic_iqa_local.services import Observer, Services
 TO_ASSESS = ("query", "choices", "box", "pipeline", "mode", "max_replan_iterations", "map", "at_least",
              "error_rate", "target_width", "background")  # fmt: skip
 TO_COMPARE = ("pipeline", "background")
+LONGEST_NAME = 40  # characters of a field's name in an error
+REPEAT = "in a form repeat the field: -F choices=Yes -F choices=No"
 
 Answer: TypeAlias = Assessment | Comparison | Ranking
 
@@ -96,18 +98,20 @@ class SetUp:
     def ask(self, options: Mapping[str, Any], known: Sequence[str] = TO_ASSESS) -> Ask:
         """What is asked with options of `config.Request`, if all of them are `known`. Empty ones,
         as forms send them, count as left out. Raises Refused (400), which quotes nothing of what
-        was sent."""
+        was sent but a field's name."""
         if unknown := [name for name in options if name not in known]:
             near = did_you_mean(unknown[0][:80], known).removeprefix("; ")
             remedy = near or f"there are: {', '.join(known)}"
-            raise Refused(400, "unknown_field", "one of the fields is not known", remedy)
+            said = f"{one_line(unknown[0][:LONGEST_NAME])}: there is no such field"
+            raise Refused(400, "unknown_field", said, remedy)
         given = {name: value for name, value in options.items() if value not in (None, "", [])}
         try:
             request = Request.of(given)
             settings = request.applied_to(self.settings)
         except ConfigError as error:
             expected = error.message.partition(", got ")[0]  # what follows is what was sent
-            raise Refused(400, "bad_request", expected, error.remedy) from error
+            remedy = REPEAT if expected.startswith("choices: expected 2") else error.remedy
+            raise Refused(400, "bad_request", expected, remedy) from error
         return Ask(request, settings, request.pipeline or self.pipeline)
 
 

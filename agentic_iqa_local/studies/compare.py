@@ -5,20 +5,23 @@ Images are matched by their rows' keys, all runs are resampled on the same draws
 difference is paired.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from agentic_iqa_local.batch.rows import differences as differences_of_runs
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.studies.datasets import listed
 from agentic_iqa_local.studies.scored_run import ScoredRun
-from agentic_iqa_local.studies.store import Stored, StudyError
+from agentic_iqa_local.studies.store import Run, Stored, StudyError
 from agentic_iqa_local.studies.tables import agreement, decided, differences
 
 FEWEST = 10  # common images
 ALL = "all"
+MOST_NAMED = 6  # settings that differ
+LONGEST = 100  # characters of a setting
+NOT_SET = "none"
 
 
 def compare(
@@ -44,7 +47,11 @@ def compare(
         figures[-1].insert(0, "mode", mode)
         compared.append(differences(draws_of, scores, quality, first.name))
         compared[-1] = compared[-1].assign(mode=mode, **_distances(scores, first.name))
-    notes = [_left_out(stored, first), *(_settings_that_differ(first, run) for run in others)]
+    notes = [
+        _left_out(stored, first),
+        first.intervals,
+        *(_settings_that_differ(first, run) for run in others),
+    ]
     tables = {"runs": pd.concat(figures), "run_differences": decided(pd.concat(compared))}
     return tables, [one_line(note) for note in notes]
 
@@ -99,7 +106,30 @@ def _left_out(stored: Mapping[str, Stored], first: ScoredRun) -> str:
 
 def _settings_that_differ(ours: ScoredRun, theirs: ScoredRun) -> str:
     """A note on what the runs' rows depend on."""
-    about = {"include": {"identity", "git"}, "exclude": {"identity": {"dataset"}}}
-    now, expected = theirs.run.model_dump(**about), ours.run.model_dump(**about)
-    said = differences_of_runs(now, expected) or "no setting"
-    return f"{listed([theirs.name])} differs from {listed([ours.name])}: {said}."
+    settings = pd.concat([_settings(ours.run), _settings(theirs.run)])
+    settings["git"] = [ours.run.git, theirs.run.git]
+    settings = settings.fillna(NOT_SET)
+    said = list[str]()
+    for name, (was, now) in settings.items():
+        if was != now:
+            said.append(f"{name} {now:.{LONGEST}}, {ours.name} has {was:.{LONGEST}}")
+    if len(said) > MOST_NAMED:
+        said[MOST_NAMED:] = [f"and {len(said) - MOST_NAMED} more that run.json has"]
+    return f"{theirs.name} has {'; '.join(said) or f'the settings of {ours.name}'}."
+
+
+def _settings(run: Run) -> pd.DataFrame:
+    """One line with the texts of what a run's rows depend on; what users set comes first."""
+    apart = {"dataset": True, "models": True, "configuration": {"tools"}}
+    identity = run.identity.model_dump(mode="json", exclude=apart)
+    parts = [
+        run.model_dump(mode="json", include={"fusion", "tools"}),
+        run.model_dump(mode="json", include={"model": {"name", "dtype", "quantization"}}),
+        identity.pop("configuration", {}),
+        identity,
+    ]
+    return pd.concat([pd.json_normalize(part) for part in parts], axis="columns").map(_text)
+
+
+def _text(value: Any) -> str:
+    return NOT_SET if value is None else json.dumps(value, ensure_ascii=False).replace('"', "")

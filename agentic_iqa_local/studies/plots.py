@@ -55,7 +55,7 @@ def _figures(run: ScoredRun, tables: Mapping[str, pd.DataFrame]) -> dict[str, Fi
         figures["differences"] = _forest(tables["differences"], "srcc_difference", ["first"])
     if len(intervals):
         figures["intervals"] = _forest(intervals, "coverage", ["look", "reference"], COVERAGE)
-    if len(tables["eye"]):
+    if len(tables["eye"]) > 1:  # a point is no curve
         figures["eye"] = _curve(tables["eye"])
     if len(within):
         figures["by_distortion"] = _forest(within, "srcc", ["value", "mode"])

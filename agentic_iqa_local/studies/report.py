@@ -80,16 +80,16 @@ def _notes(run: ScoredRun) -> Iterator[str]:
     yield from absences(told.missing, told.left_out)
     if told.key == MANIFEST and (sets := run.learned_from()):
         yield (
-            "Which data set this manifest is a part of was not said, so nothing is marked as seen. What is"
-            f" compared here learned from {listed(sets)}, or is fitted to it: if the pictures are from there,"
-            " its figures flatter it. Then repeat the command of study run with --part-of NAME (rows are"
-            " kept), and report again."
+            "It was not said which data set this manifest is a part of, so nothing is marked as seen. Parts of"
+            f" what is compared learned from data sets or were fitted to them: {listed(sets)}. If the pictures"
+            " are from one of these, its figures flatter it: repeat the command of study run with --part-of"
+            " NAME (rows are kept), and report again. For photographs of your own there is nothing to do."
         )
     if not told.higher_is_better:
         yield "In this set a lower score is better: every figure is with the scores turned around."
-    draws = run.draws
-    yield f"Intervals: {len(draws.places)} bootstrap draws of {draws.units} {draws.over}."
-    yield f"The product's mode is “{run.product}”; every mode is compared with “{run.baseline}”."
+    yield run.intervals
+    own = f"The agent's own mode is “{run.product}” (fusion.mode)"
+    yield f"{own}; every mode is compared with the baseline “{run.baseline}”."
 
 
 def report_runs(
@@ -131,7 +131,7 @@ def _write_together(
         write_tables(out, {"datasets": datasets})
         said.append(as_text("datasets", datasets))
     for name, study in studies.items():
-        said += [f"- {note}" for note in study.notes]
+        said += [line for note in study.notes if (line := f"- {note}") not in said]
         figures = draw(study.run, study.tables)
         for title, content in figures.items():
             write_whole(folders[name] / f"{title}.svg", content)

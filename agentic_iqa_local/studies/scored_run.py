@@ -81,6 +81,12 @@ class ScoredRun:
         return next(iter(self.modes))
 
     @property
+    def intervals(self) -> str:
+        """A note on the intervals of its figures."""
+        draws = self.draws
+        return f"Intervals are 95 %: {len(draws.places)} bootstrap draws of {draws.units} {draws.over}."
+
+    @property
     def scores(self) -> pd.DataFrame:
         """The tidy frame: a line for each image and mode with the columns of `pictures`, mode, and
         score (higher is better, nan where the image failed)."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, ValidationError
 
 from agentic_iqa_local.batch.results import picture_changed
-from agentic_iqa_local.batch.rows import LARGEST_NOTE, RowFile, check_run, rows_in
+from agentic_iqa_local.batch.rows import LARGEST_NOTE, RowFile, check_run, read_note, rows_in
 from agentic_iqa_local.batch.rows import RowsError as StoreError
 from agentic_iqa_local.config import FusionSettings, ToolSettings
 from agentic_iqa_local.errors import UserError
@@ -73,6 +73,7 @@ class Run(BaseModel, extra="allow"):
     tools: _Tools
     maps: dict[str, str]
     identity: _Identity
+    git: str | None = None
 
 
 Stored = tuple[Run, list[dict[str, Any]]]  # run.json and the rows
@@ -90,6 +91,7 @@ def open_store(folder: Path, identity: dict[str, Any]) -> Iterator[RowFile]:
     description, since = folder / "run.json", 0.0
     with closing(RowFile(folder / "rows.jsonl", _Row)) as rows:
         if description.exists():
+            _check_pictures(description, identity)
             since = check_run(description, identity)
         elif not rows.empty:
             raise StoreError(f"{folder}: holds rows.jsonl without run.json", "choose another --out")
@@ -99,6 +101,14 @@ def open_store(folder: Path, identity: dict[str, Any]) -> Iterator[RowFile]:
 
         rows.recover(lambda row: row["key"], is_outdated)
         yield rows
+
+
+def _check_pictures(description: Path, identity: dict[str, Any]) -> None:
+    """Raises StoreError where the rows are of other pictures, of which hashes would say less."""
+    told = read_note(description).identity.get("dataset")
+    if told not in (None, identity.get("dataset")):
+        said = "the rows are of other pictures or scores (another manifest, --split or --limit)"
+        raise StoreError(f"{description.parent}: {said}", "choose another --out")
 
 
 def check_report_folder(folder: Path) -> None:
@@ -127,6 +137,6 @@ def read_run(folder: Path) -> Stored:
             rows = [row for _, row in rows_in(lines, file, _Row)]
     except (FileError, ValidationError) as error:
         mistake = reason(error)
-        said = f"{folder}: expected a folder that study.py run wrote"
+        said = f"{folder}: expected a folder that study run wrote"
         raise StoreError(said, f"{file.name}: {mistake}") from error
     return run, rows

@@ -34,26 +34,28 @@ def agreement(draws: Draws, scores: Table, quality: np.ndarray) -> Table:
 
 def differences(draws: Draws, scores: Table, quality: np.ndarray, baseline: str) -> Table:
     """SRCC and PLCC of every column of scores less those of the baseline, on the images that both
-    answered; `p` is that of SRCC."""
+    answered; `srcc_p` is the p-value of the difference in SRCC."""
     table = []
     for name in scores.columns.drop(baseline):
         both = scores[[name, baseline]].dropna()
         line = {"first": name, "second": baseline, "n": len(both)}
         line["failed"] = len(scores) - len(both)
         pair = scores[name], scores[baseline], quality
+        by_srcc = draws.difference("srcc_difference", srcc, *pair)
         by_plcc = draws.difference("plcc_difference", plcc, *pair)
         del by_plcc["p"]
-        table.append(line | draws.difference("srcc_difference", srcc, *pair) | by_plcc)
+        by_srcc["srcc_p"] = by_srcc.pop("p")
+        table.append(line | by_srcc | by_plcc)
     return pd.DataFrame(table)
 
 
 def decided(table: Table) -> Table:
-    """`differences` with p after Holm's correction for their number, and which is better."""
+    """`differences` with `srcc_p` after Holm's correction for their number, and which is better."""
     if table.empty:
         return table
-    p_holm = statistics.holm(table["p"])
+    p_holm = statistics.holm(table["srcc_p"])
     better = table["first"].where(table["srcc_difference"] > 0, table["second"])
-    return table.assign(p_holm=p_holm, better=better.where(p_holm < SIGNIFICANCE, "undecided"))
+    return table.assign(srcc_p_holm=p_holm, better=better.where(p_holm < SIGNIFICANCE, "undecided"))
 
 
 def within(run: ScoredRun) -> Table:
@@ -103,6 +105,7 @@ def cost(rows: Rows) -> Table:
     seconds = parts["seconds"].describe(percentiles=[0.5, 0.95])
     seconds = seconds[["count", "mean", "50%", "95%"]]
     seconds.columns = ["n", "mean_seconds", "median_seconds", "p95_seconds"]
+    seconds = seconds.astype({"n": int})
     tokens = parts.mean().drop(columns="seconds").add_suffix("_tokens")
     return seconds.join(tokens).reset_index()
 
