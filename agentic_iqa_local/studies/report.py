@@ -80,11 +80,12 @@ def _notes(run: ScoredRun) -> Iterator[str]:
     yield from absences(told.missing, told.left_out)
     if told.key == MANIFEST and (sets := run.learned_from()):
         yield (
-            "It was not said which data set this manifest is a part of, so nothing is marked as seen. Parts of"
-            f" what is compared learned from data sets or were fitted to them: {listed(sets)}. If the pictures"
-            " are from one of these, its figures flatter it: repeat the command of study run with --part-of"
-            " NAME (rows are kept), and report again. For photographs of your own there is nothing to do."
+            "It was not said which data set a manifest is a part of, so nothing is marked as seen. If the"
+            " pictures are from a set that parts of a run learned from, its figures flatter it: repeat the"
+            " command of study run with --part-of NAME (rows are kept), and report again. For photographs"
+            " of your own there is nothing to do."
         )
+        yield f"Parts of {run.name} learned from data sets or were fitted to them: {listed(sets)}."
     if not told.higher_is_better:
         yield "In this set a lower score is better: every figure is with the scores turned around."
     yield run.intervals
