@@ -235,8 +235,9 @@ def service_pages(folder: Path) -> None:
             page.wait_for_selector("article.answer", timeout=600_000)
             page.evaluate("scrollTo({top: 0, behavior: 'instant'})")
             screen(page, "serve_answer_1280_light.webp")
-        with browser_page(dark=True) as watched:
+        with browser_page() as watched:
             page = watched.page
+            page.emulate_media(color_scheme="dark")
             page.goto(address)
             page.wait_for_selector("#presets button")
             page.set_input_files("#image", [damaged, whole, str(DATA / "prudential.png")])
