@@ -144,7 +144,9 @@ def test_slow_tools_are_not_offered_but_can_be_named(picture):
     assert named.quality_scores == {"Global": {"Blurs": ("MAD", 2.0)}}
 
 
-@pytest.mark.parametrize(("listed", "warned"), [({"no_reference": ["NIQE", "PIQE"]}, True), ({}, False)])
+@pytest.mark.parametrize(
+    ("listed", "warned"), [({"no_reference": ["NIQE", "PIQE"]}, True), ({}, False)]
+)
 def test_tools_of_the_users_list_that_do_not_run_are_told(picture, caplog, listed, warned):
     """The model chooses LocalNR, which is clearly more reliable than both."""
     client = scripted(SelectionReply={"Global": {"Blurs": "LocalNR"}})

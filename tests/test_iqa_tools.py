@@ -22,6 +22,7 @@ from agentic_iqa_local.config import ConfigError, Request, Settings
 from agentic_iqa_local.iqa_tools import TOOLS, ToolError, ToolRunner, find_tool
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
 from agentic_iqa_local.iqa_tools.crops import crops_of
+from agentic_iqa_local.iqa_tools.pyiqa_metrics import without_q_align
 from agentic_iqa_local.iqa_tools.specs import DATA
 from agentic_iqa_local.iqa_tools.weights import SUMS, BundleError
 from agentic_iqa_local.offline.bundle import finish_bundle
@@ -136,7 +137,8 @@ def test_raw_scores_are_those_of_pyiqa_itself(runner, photo, tool):
     spec, picture = TOOLS[tool], pair(4)[0].crop((100, 80, 292, 272))
     options = {"pretrained_model_path": str(DATA / spec.bundled)} if spec.bundled else {}
     pictures = [picture, photo] if spec.reference == "FR" else [picture]
-    metric = pyiqa.create_metric(spec.metric, device="cpu", **options)
+    with without_q_align(spec.metric):  # which would change the Llama of other tests
+        metric = pyiqa.create_metric(spec.metric, device="cpu", **options)
     with torch.inference_mode():
         theirs = float(metric(*[to_tensor(one)[None] for one in pictures]))
     assert runner.measure(tool, picture, photo) == pytest.approx(theirs, rel=1e-6)
@@ -307,7 +309,7 @@ try: runner.score("NIQE", grey)
 except ToolError: pass
 from pyiqa import archs
 from agentic_iqa_local.iqa_tools import pyiqa_metrics
-with pyiqa_metrics._without_q_align("lpips"): archs._lazy_import_arch("a class in a module of another name")
+with pyiqa_metrics.without_q_align("lpips"): archs._lazy_import_arch("a class in a module of another name")
 assert "pyiqa.archs.lpips_arch" in sys.modules and "pyiqa.archs.q_align" not in sys.modules
 with pyiqa_metrics.llama_kept(): import pyiqa.archs.q_align.modeling_llama2
 assert parts() == before

@@ -32,12 +32,12 @@ def create_metric(spec: ToolSpec, files: ListedFiles, device: str) -> Any:
     with _BUILDING, contextlib.redirect_stdout(sys.stderr), llama_kept(spec.metric):
         import pyiqa
 
-        with _offline(files), _without_q_align(spec.metric):
+        with _offline(files), without_q_align(spec.metric):
             return pyiqa.create_metric(spec.metric, device=device, **options)
 
 
 @contextlib.contextmanager
-def _without_q_align(metric: str) -> Iterator[None]:
+def without_q_align(metric: str) -> Iterator[None]:
     """pyiqa imports all of its modules for a metric whose module has another name. Among them is
     Q-Align, which takes seconds and changes the Llama that models may be running on."""
     name = "pyiqa.archs.q_align"
