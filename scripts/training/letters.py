@@ -9,8 +9,8 @@ mass of a Gaussian of its mean and deviation in each fifth of the scale (You et 
 layers of the language model above FIRST learn: what lies below, the vision tower too, is computed once. What the model
 says in its other roles of pictures of PHOTOS is kept by the Kullback-Leibler divergence to what it said before.
 --fold leaves a fifth of the photographs out and prints the rank correlation with it; --write writes the weights of all
-of them. Everything lies in --work: the same command goes on after an interruption. An epoch takes five minutes of one
-core.
+of them. The states, the words and each epoch are kept in --work once they are complete: the same command goes on with
+the next.
 """
 
 import argparse
@@ -152,11 +152,12 @@ def kept(model: Collector, folder: Path, work: Path) -> list[Pass]:
 
 def collected(live: Path, photos: Path, work: Path) -> tuple[list[Pass], list[Pass]]:
     """The passes that are learned from, and those that are kept."""
-    file = work / "passes.pt"
-    if not file.exists():
-        model = Collector()
-        torch.save((rated(model, live), kept(model, photos, work)), file)
-    return torch.load(file, weights_only=False)
+    learned, words = work / "rated.pt", work / "words.pt"
+    if not learned.exists():
+        torch.save(rated(Collector(), live), learned)
+    if not words.exists():
+        torch.save(kept(Collector(), photos, work), words)
+    return torch.load(learned, weights_only=False), torch.load(words, weights_only=False)
 
 
 def targets(folder: Path) -> tuple[np.ndarray, torch.Tensor]:
