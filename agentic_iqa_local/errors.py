@@ -10,7 +10,8 @@ import difflib
 import json
 import logging
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 # Unicode's categories: controls, invisible formatting such as reversed direction, surrogates (which
@@ -86,6 +87,16 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 PICTURE: ContextVar[str | None] = ContextVar("PICTURE", default=None)
 """The picture that is being assessed, for the log, by the name that the caller has for it."""
+
+
+@contextmanager
+def assessing(picture: str) -> Iterator[None]:
+    """Has the log name a picture, unless a caller has a name for it already."""
+    logged = PICTURE.set(PICTURE.get() or picture)
+    try:
+        yield
+    finally:
+        PICTURE.reset(logged)
 
 
 def name_picture(record: logging.LogRecord) -> bool:

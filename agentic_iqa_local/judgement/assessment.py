@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentic_iqa_local.config import Pipeline, Request, Settings, boxes_of
-from agentic_iqa_local.errors import PICTURE, one_line
+from agentic_iqa_local.errors import assessing, one_line
 from agentic_iqa_local.files import file_hash
 from agentic_iqa_local.images.files import ImageError
 from agentic_iqa_local.images.pictures import Picture, PictureFile, as_file
@@ -145,9 +145,8 @@ def answered_row(
     )
     row = asked.model_copy()
     began, loading = time.perf_counter(), services.seconds_loading
-    logged = PICTURE.set(PICTURE.get() or row.image)
     try:
-        with ExitStack() as opened:
+        with assessing(row.image), ExitStack() as opened:
             if bench is None:
                 bench = opened.enter_context(closing(Workbench(services, *paths, observer)))
             bench.pictures.locate(boxes_of(state.get("box")))
@@ -157,8 +156,6 @@ def answered_row(
     except MemoryError:
         error = f"{picture.name}: memory ran out; free some, or crop the picture."
         row = asked.model_copy(update={"error": error})
-    finally:
-        PICTURE.reset(logged)
     if row.sha256 is None:
         row.sha256 = file_sha256(state["image_path"])
     loading = services.seconds_loading - loading

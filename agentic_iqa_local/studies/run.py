@@ -18,7 +18,7 @@ from agentic_iqa_local.batch.runner import resumed
 from agentic_iqa_local.batch.work import ROLES, Work, of_work
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.devices import commit, describe_device
-from agentic_iqa_local.errors import PICTURE, one_line
+from agentic_iqa_local.errors import assessing, one_line
 from agentic_iqa_local.files import folder_hash, path_text, read_json, write_whole
 from agentic_iqa_local.judgement.identity import named_in_row
 from agentic_iqa_local.nodes.letter_reading import ROLE
@@ -47,13 +47,10 @@ class StudyWork(Work[Sample, dict[str, Any]]):
 
     def row(self, item: Sample, services: Services, observer: Observer) -> dict[str, Any]:
         about = facts(item) | {"model": named_in_row(self.settings, services.device)}
-        logged = PICTURE.set(about["image"])
-        try:
+        with assessing(about["image"]):
             if isinstance(item, Question):
                 return about | answer(item, services, observer)
             return about | infer(item, self.plan, services, observer)
-        finally:
-            PICTURE.reset(logged)
 
     def failure(self, item: Sample, error: str, sha256: str | None = None) -> dict[str, Any]:
         return facts(item) | {"error": one_line(error), "sha256": sha256}
