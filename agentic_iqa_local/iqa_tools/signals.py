@@ -188,14 +188,24 @@ def _tones(rgb: Tensor, ycc: Tensor) -> list[Tensor]:
     ]
 
 
+def _agreement(first: Tensor, second: Tensor) -> Tensor:
+    """The cosine between two planes; rows are summed in double precision, so that the number of threads
+    does not show."""
+    lengths = [_product(plane, plane).sqrt() + 1e-3 for plane in (first, second)]
+    return _product(first, second) / (lengths[0] * lengths[1])
+
+
+def _product(first: Tensor, second: Tensor) -> Tensor:
+    return torch.einsum("hw,hw->h", first, second).cpu().double().sum().to(first)
+
+
 def _edges(rgb: Tensor) -> list[Tensor]:
     """How well the gradients of red and of blue agree with green's, along rows and along columns,
     and how often a pixel stands out from its neighbours on both sides."""
     values = []
     for axis in (2, 1):
-        flat = rgb.diff(dim=axis).flatten(1)
-        red, green, blue = flat.div_(flat.norm(dim=1, keepdim=True) + 1e-3)
-        values += [_log(1 - red @ green, 1e-3), _log(1 - blue @ green, 1e-3)]
+        red, green, blue = rgb.diff(dim=axis)
+        values += [_log(1 - _agreement(part, green), 1e-3) for part in (red, blue)]
     steps = (255 * rgb[1]).diff().abs()
     spike = torch.minimum(steps[:, :-1], steps[:, 1:])
     values.append(_log((spike > 25).float().mean(), 1e-4))

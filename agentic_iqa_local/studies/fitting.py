@@ -46,6 +46,7 @@ def fit_runs(
     split: str | None,
     share: float,
     temperature: float | None = None,
+    one_model: bool = True,
 ) -> Fit:
     """A fit of temperature, η and intervals on a part of runs.
 
@@ -57,6 +58,7 @@ def fit_runs(
         share: Without `split`, the share of the scenes (of the images, where there are none) drawn
             with seed 0.
         temperature: In place of the one that the runs were made with.
+        one_model: Whether runs of different models are an error; with cross-validation they are not.
 
     Raises:
         FitError, StoreError, DatasetError: Runs that cannot be used, or no fit.
@@ -65,7 +67,7 @@ def fit_runs(
     rated = [part for part in parts if part[0].dataset.kind != "MCQ"]
     first, _ = (rated or parts)[0]
     for folder, (run, _) in zip(folders, parts, strict=True):
-        _check_alike(folder, run, first)
+        _check_alike(folder, run, first, one_model)
     settings, rows = first.fusion, [row for _, used in parts for row in used]
     if temperature is not None:
         settings = settings.model_copy(update={"temperature": temperature})
@@ -99,11 +101,11 @@ def _fitted(
     return {"temperature": temperature, "eta": eta}, before, after
 
 
-def _check_alike(folder: Path, run: Run, first: Run) -> None:
+def _check_alike(folder: Path, run: Run, first: Run, one_model: bool) -> None:
     """Raises FitError for a run that does not make one fit with the first."""
     same_set = run.dataset.kind == "MCQ" or run.dataset.key == first.dataset.key
-    alike = run.identity.model == first.identity.model and run.fusion == first.fusion
-    if not (same_set and alike):
+    same_model = not one_model or run.identity.model == first.identity.model
+    if not (same_set and same_model and run.fusion == first.fusion):
         said = f"{folder}: expected the data set, model and fusion of the other runs"
         raise FitError(said, "fit them apart")
 

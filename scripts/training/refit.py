@@ -1,13 +1,14 @@
-"""Fits anew what depends on LocalNR and on the embedded model's letters: their temperature, the intervals of q and the
-sets of answers (configs/intervals.json), and the weights of comparisons (configs/comparisons.json).
+"""Teaches the embedded model's letters anew, and fits what depends on them and on LocalNR: their temperature, the
+intervals of q and the sets of answers (configs/intervals.json), and the weights of comparisons
+(configs/comparisons.json).
 
     python scripts/training/refit.py LIVE_CHALLENGE PHOTOS PHOTOS_MORE --work runs/refit
 
-People's scores are those of LIVE_CHALLENGE; each fifth is assessed with a head of LocalNR that was learned from the
-other four, and the synthetic pictures with one that never saw their photographs. The temperature is fitted on people's
-scores alone: the embedded model was trained on distortions like the synthetic ones, and its letters are better there
-than on other pictures. Everything that is done lies in --work: the same command goes on after an interruption. It
-takes about two hours on two cores.
+People's scores are those of LIVE_CHALLENGE; each fifth is assessed with letters and a head of LocalNR that were learned
+from the other four, and the synthetic pictures with what never saw their photographs. The temperature is fitted on
+people's scores alone: the embedded model was trained on distortions like the synthetic ones, and its letters are better
+there than on other pictures. Everything that is done lies in --work: the same command goes on after an interruption. It
+takes about three hours on two cores.
 """
 
 import argparse
@@ -18,8 +19,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import letters
 import numpy as np
 import people
 from local_nr_pool import split
@@ -36,8 +39,8 @@ from agentic_iqa_local.judgement.intervals import SHIPPED
 from agentic_iqa_local.state import revised
 from agentic_iqa_local.studies.fitting import fit_runs
 
-FOLDS = 5
-EMBEDDED, TEMPERATURE = ROOT / "models" / "embedded", "agentic_iqa_temperature"
+FOLDS, AT_ONCE = 5, 2
+EMBEDDED, TEMPERATURE = letters.EMBEDDED, "agentic_iqa_temperature"
 SOURCE = "people's scores of LIVE Challenge and synthetic distortions"
 HEAD = Path("agentic_iqa_local", "iqa_tools", "data", nr.PEOPLE.name)
 LIVE_SCALE, LEVELS, QUESTIONS = ("0", "100"), ("1", "5"), ()
@@ -47,13 +50,25 @@ def say(text: str) -> None:
     Console(stderr=True).print(f"[bold]{text}[/bold]")
 
 
-def with_head(work: Path, name: str, head: dict[str, np.ndarray]) -> Path:
-    """A copy of the program whose LocalNR has another head."""
+def taught(args: argparse.Namespace, fold: int | None = None) -> Path:
+    """What the letters learned without a fold."""
+    work = args.work / "letters"
+    state = work / letters.STATE.format("all" if fold is None else fold)
+    without = () if fold is None else ("--fold", str(fold))
+    say(f"letters: {state.stem}")
+    script = ROOT / "scripts/training/letters.py"
+    run(ROOT, script, args.live, args.photos[0], "--work", work, *without)
+    return state
+
+
+def copy_with(work: Path, name: str, head: dict[str, np.ndarray], state: Path) -> Path:
+    """A copy of the program whose LocalNR has another head, and its model other letters."""
     code = work / "code" / name
     if not (code / HEAD).exists():
         for folder in (PACKAGE, CONFIGS, EMBEDDED, ROOT / "scripts"):
             shutil.copytree(folder, code / folder.relative_to(ROOT), dirs_exist_ok=True)
     weights = {key: np.asarray(values, np.float32) for key, values in head.items()}
+    letters.write(state, code / EMBEDDED.relative_to(ROOT))
     (code / HEAD).write_bytes(save(weights))
     return code
 
@@ -86,50 +101,37 @@ def study(code: Path, manifest: Path, scale: Sequence[str], out: Path) -> Path:
     return out
 
 
-def live_runs(folder: Path, photographs: np.ndarray, work: Path) -> list[Path]:
-    """The runs of each fifth of the rated photographs."""
-    live, levels = people.rated(nr.LocalNR.load(), folder, work)
-    with (folder / "manifest.csv").open(encoding="utf-8") as file:
+def live_run(args: argparse.Namespace, fold: int, photographs: np.ndarray) -> Path:
+    """The run of a fifth of the rated photographs."""
+    live, levels = people.rated(nr.LocalNR.load(), args.live, args.work)
+    train, test = list(KFold(FOLDS, shuffle=True, random_state=0).split(live))[fold]
+    with (args.live / "manifest.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    runs = []
-    for fold, (train, test) in enumerate(KFold(FOLDS, shuffle=True, random_state=0).split(live)):
-        head = people.fit(live[train], levels[train], photographs)
-        manifest = work / f"live_{fold}.csv"
-        with manifest.open("w", newline="", encoding="utf-8") as file:
-            table = csv.writer(file)
-            table.writerow(["image", "mos"])
-            table.writerows([folder.resolve() / rows[i]["image"], rows[i]["mos"]] for i in test)
-        code = with_head(work, f"live_{fold}", head)
-        runs.append(study(code, manifest, LIVE_SCALE, work / f"run_live_{fold}"))
-    return runs
+    manifest = args.work / f"live_{fold}.csv"
+    with manifest.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(["image", "mos"])
+        table.writerows([args.live / rows[i]["image"], rows[i]["mos"]] for i in test)
+    head = people.fit(live[train], levels[train], photographs)
+    code = copy_with(args.work, f"live_{fold}", head, taught(args, fold))
+    return study(code, manifest, LIVE_SCALE, args.work / f"run_live_{fold}")
 
 
-def synthetic_runs(code: Path, held_out: Sequence[Path], work: Path) -> list[Path]:
-    """The runs of distorted photographs without and with their originals."""
+def synthetic_run(
+    code: Path, held_out: Sequence[Path], work: Path, name: str, *options: str
+) -> Path:
+    """The run of distorted photographs."""
     photos = work / "held_out"
     photos.mkdir(exist_ok=True)
     for file in held_out:
         shutil.copy(file, photos)
-    runs = []
-    for name, options in (
-        ("nr", ("--per-photo", "4", "--no-reference")),
-        ("fr", ("--per-photo", "2")),
-    ):
-        made = work / name
-        if not (made / "manifest.csv").exists():
-            shutil.rmtree(made, ignore_errors=True)
-            say(f"synthetic pictures: {name}")
-            run(
-                code,
-                code / "scripts/training/synthetic.py",
-                photos,
-                "--all",
-                *options,
-                "--out",
-                made,
-            )
-        runs.append(study(code, made / "manifest.csv", LEVELS, work / f"run_{name}"))
-    return runs
+    made = work / name
+    if not (made / "manifest.csv").exists():
+        shutil.rmtree(made, ignore_errors=True)
+        say(f"synthetic pictures: {name}")
+        script = code / "scripts/training/synthetic.py"
+        run(code, script, photos, "--all", *options, "--out", made)
+    return study(code, made / "manifest.csv", LEVELS, work / f"run_{name}")
 
 
 def questions_run(code: Path, folders: Sequence[Path], work: Path) -> Path:
@@ -150,7 +152,7 @@ def said_of(questions: Path, date: str) -> str:
 
 def write_fit(people_runs: Sequence[Path], synthetic: Sequence[Path], questions: Path) -> Fit:
     """The temperature by people's scores, and with it the calibration by all runs."""
-    by_people = fit_runs(people_runs, "temperature", split=None, share=1.0)
+    by_people = fit_runs(people_runs, "temperature", split=None, share=1.0, one_model=False)
     say(by_people.account)
     config = read_json(EMBEDDED / "config.json") | {TEMPERATURE: by_people.temperature}
     write_whole(EMBEDDED / "config.json", (json.dumps(config, indent=2) + "\n").encode())
@@ -160,6 +162,7 @@ def write_fit(people_runs: Sequence[Path], synthetic: Sequence[Path], questions:
         split=None,
         share=1.0,
         temperature=by_people.temperature,
+        one_model=False,
     )
     assert everything.intervals is not None
     said = said_of(questions, everything.intervals.date)
@@ -197,19 +200,32 @@ def main() -> None:
     parser.add_argument("photos", type=Path, nargs=2, metavar="PHOTOS")
     parser.add_argument("--work", type=Path, required=True, help="folder for what is done")
     args = parser.parse_args()
-    work = args.work.resolve()
-    work.mkdir(parents=True, exist_ok=True)
-    folders = [folder.resolve() for folder in args.photos]
+    args.live, args.work = args.live.resolve(), args.work.resolve()
+    args.photos = [folder.resolve() for folder in args.photos]
+    (args.work / "letters").mkdir(parents=True, exist_ok=True)
+    work, folders = args.work, args.photos
+    letters.collected(args.live, folders[0], work / "letters")
     network = nr.LocalNR.load()
     photographs = people.clean(network, folders, work)
     held_out = split(folders)[1]
     kept = [file not in held_out for folder in folders for file in photo_files(folder)]
     rated, levels = people.rated(network, args.live, work)
     head = people.fit(rated, levels, photographs[kept])
-    code = with_head(work, "synthetic", head)
-    by_people = live_runs(args.live, photographs, work)
-    synthetic = synthetic_runs(code, held_out, work)
-    say(write_fit(by_people, synthetic, questions_run(code, folders, work)).account)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        state = pool.submit(taught, args)
+        of_people = [pool.submit(live_run, args, fold, photographs) for fold in range(FOLDS)]
+        code = copy_with(work, "synthetic", head, state.result())
+        synthetic = [
+            pool.submit(
+                synthetic_run, code, held_out, work, "nr", "--per-photo", "4", "--no-reference"
+            ),
+            pool.submit(synthetic_run, code, held_out, work, "fr", "--per-photo", "2"),
+        ]
+        questions = pool.submit(questions_run, code, folders, work)
+    letters.write(state.result(), EMBEDDED)
+    people_runs = [job.result() for job in of_people]
+    fit = write_fit(people_runs, [job.result() for job in synthetic], questions.result())
+    say(fit.account)
     comparisons(folders[0], work)
 
 
