@@ -45,6 +45,7 @@ def answer_all(
     args: argparse.Namespace, conversation: Conversation, rows: RowFile | None, console: Console
 ) -> int:
     typed, failed = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty(), False
+    noticed = False  # whether an answer was shown with what the model says of itself
     if typed:
         tell(
             one_line(f"Ask about {conversation.picture}, one question a line; exit or Ctrl-D ends.")
@@ -66,11 +67,18 @@ def answer_all(
         line = as_line(row)
         if rows:
             rows.append(line)
+        shown = _without_notice(row) if noticed else row
         console.show_answer(
-            args, line, lambda row=row: account(row), summary(row), row.error is not None
+            args, line, lambda row=shown: account(row), summary(shown), row.error is not None
         )
         failed |= row.error is not None
+        noticed |= row.error is None
     return int(failed)
+
+
+def _without_notice(row: Assessment) -> Assessment:
+    """The row without what a small model says of itself, which an earlier answer told."""
+    return row.model_copy(update={"model": row.model and {**row.model, "notice": None}})
 
 
 def _questions(first: str | None, typed: bool) -> Iterator[str]:
