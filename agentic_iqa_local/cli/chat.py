@@ -67,7 +67,7 @@ def answer_all(
         line = as_line(row)
         if rows:
             rows.append(line)
-        shown = _without_notice(row) if noticed else row
+        shown = _shown(row, noticed)
         console.show_answer(
             args, line, lambda row=shown: account(row), summary(shown), row.error is not None
         )
@@ -76,8 +76,10 @@ def answer_all(
     return int(failed)
 
 
-def _without_notice(row: Assessment) -> Assessment:
-    """The row without what a small model says of itself, which an earlier answer told."""
+def _shown(row: Assessment, noticed: bool) -> Assessment:
+    """The row; once it was `noticed`, without what a small model says of itself."""
+    if not noticed:
+        return row
     return row.model_copy(update={"model": row.model and {**row.model, "notice": None}})
 
 
