@@ -5,7 +5,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from agentic_iqa_local.config import (
@@ -48,6 +48,13 @@ class Services:
     def tools(self) -> ToolRunner:
         self._tools = self._tools or tools_of(self.settings, self.device)
         return self._tools
+
+    def leading(self, tools: Sequence[str], beside: Iterable[str] = ()) -> list[str]:
+        """Those of `tools` that have a vote: not one that another of them, or a tool `beside` them,
+        clearly leads, unless the configuration lets all vote."""
+        if self.settings.fusion.trailing_tools == "vote":
+            return [*tools]
+        return self.tools.reliability.leading(tools, beside)
 
     def prepare_tools(self) -> None:
         """Imports and builds what the configured tools need. Raises ConfigError for one that cannot

@@ -4,6 +4,7 @@ import argparse
 import io
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -96,3 +97,26 @@ def test_at_a_terminal_ctrl_c_stops_one_question(monkeypatch):
     assert asked == ["And the plant?", "And now?"]
     assert "this question was stopped" in sys.stderr.getvalue()
     assert "The plant is sharp." in shown.getvalue()
+
+
+@pytest.mark.parametrize(("explain", "note"), [(False, "[trial model"), (True, "Note: small.")])
+def test_a_small_model_tells_what_it_is_once_in_a_session(monkeypatch, explain, note):
+    """Its rows say so each time. What failed tells nothing."""
+    errors = iter([{"error": "x"}, {}, {}])
+    model = {"name": "m", "device": "cpu", "dtype": "float32", "notice": "small"}
+
+    class Talk:
+        picture = "a.png"
+
+        def ask(self, query):
+            return Assessment(
+                image="a.png", query=query, final_answer="Yes.", model=model, **next(errors)
+            )
+
+    rows, shown = [], Typed()
+    monkeypatch.setattr("sys.stdin", io.StringIO("One?\nTwo?\nThree?\n"))
+    args = argparse.Namespace(query=None, json=False, explain=explain, out=None)
+    chat.answer_all(args, Talk(), SimpleNamespace(append=rows.append), Console(shown))
+    _, *answers = shown.getvalue().split("a.png: ")
+    assert [note in answer for answer in answers[-2:]] == [True, False]
+    assert [json.loads(row)["model"] for row in rows] == [model] * 3

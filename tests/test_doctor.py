@@ -9,12 +9,14 @@ from conftest import EMBEDDED
 
 from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.config import load_settings
+from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.offline import checks, deep
 from agentic_iqa_local.offline.checks import Finding, Setup
 from agentic_iqa_local.offline.doctor import examine
+from agentic_iqa_local.state import revised
 
 NAMES = ["packages", "device", "models folder", "files of transformers.embedded", "memory"]
-NAMES += ["model transformers.embedded", "tools"]
+NAMES += ["model transformers.embedded", "tools", "fusion"]
 
 
 def run(capsys, *options: str) -> tuple[int, dict[str, dict]]:
@@ -31,6 +33,22 @@ def test_the_checkout_is_sound_and_deeply_so(capsys):
     assert all(check["status"] in ("pass", "warn") for check in checks.values())
     assert "(bound 0.0001)" in checks["plain forward"]["found"]
     assert "LocalNR" in checks["tools"]["found"]
+    # LocalNR leads NIQE by far (configs/tool_reliability.yaml)
+    assert "the vote of LocalNR counts with η" in checks["fusion"]["found"]
+    assert "NIQE only checks" in checks["fusion"]["found"]
+
+
+def test_the_fusion_is_that_of_the_configuration():
+    """1 / (2 · σ²) of one tool: its own σ."""
+    settings = load_settings()
+    sigma = load_reliability().sigma("LocalNR")
+    found = checks.fusion(Setup(settings, cpu=True)).found
+    assert f"LocalNR counts with η {1 / (2 * sigma**2):.2f}, NIQE only" in found
+    told = {"eta": 2.5, "temperature": 3.0, "trailing_tools": "vote"}
+    fixed = revised(settings, fusion=revised(settings.fusion, **told))
+    found = checks.fusion(Setup(fixed, cpu=True)).found
+    assert "a temperature of 3;" in found
+    assert "the vote of LocalNR and NIQE counts with η 2.50;" in found
 
 
 def test_missing_and_cut_models_have_a_remedy(tmp_path, capsys):
@@ -60,7 +78,7 @@ executor: {{backend: transformers.cut}}
 
 def test_a_check_that_goes_wrong_fails_and_the_next_goes_on(monkeypatch):
     """Here one that would reach the network."""
-    for name in ("device", "models_folder", "folder", "memory", "model", "tools"):
+    for name in ("device", "models_folder", "folder", "memory", "model", "tools", "fusion"):
         monkeypatch.setattr(checks, name, lambda *_, **__: Finding("pass", "sound"))
     monkeypatch.setattr(checks, "packages", lambda _: socket.getaddrinfo("example.org", 80))
     first, *others = examine(Setup(load_settings(), cpu=True))

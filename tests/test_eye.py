@@ -14,7 +14,8 @@ from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.eye import CARD, NUMBERS, local_nr_hash, read_eye, write_eye
 from agentic_iqa_local.judgement.learning import LearningError, Proof, Rated, learned
-from agentic_iqa_local.output.report import account
+from agentic_iqa_local.output.picture_lines import picture_line
+from agentic_iqa_local.output.report import account, headline
 
 ABOUT = {
     "date": "2026-11-27",
@@ -202,6 +203,8 @@ def test_the_eye_alone_votes_where_it_is_clearly_better(tmp_path, photo_path, pi
     assert (row.eye.name, row.eye.ratings) == ("eye", 60)
     assert row.eye.forced == (pipeline == "agent")
     assert row.eye.forced == ("written with --force" in " ".join(account(row).split()))
+    said = "forced eye eye (nothing showed that it helps)"
+    assert row.eye.forced == (said in headline(row)) == (said in picture_line(row, 200).plain)
     if pipeline == "agent":  # LocalNR, which found distortions, has no vote
         assert "from 60 ratings of yours YourEye says" in " ".join(account(row).split())
 

@@ -24,6 +24,7 @@ from agentic_iqa_local.nodes.planner import correct_plan
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.nodes.query import (
     asks_about_damage,
+    asks_for_advice,
     asks_where,
     choices_in,
     distortions_in,
@@ -111,6 +112,12 @@ def test_words_for_distortions_and_words_that_look_like_them(query, kinds):
 @pytest.mark.parametrize(("query", "about"), QUERIES["about damage"].items())
 def test_a_question_about_damage_is_one_about_quality(query, about):
     assert asks_about_damage(query) is about
+
+
+@pytest.mark.parametrize(("query", "wanted"), QUERIES["for advice"].items())
+def test_a_question_what_to_do_is_told_from_one_about_quality(query, wanted):
+    assert asks_for_advice(query) is wanted
+    assert asks_about_damage(query) is wanted
 
 
 @pytest.fixture(scope="module")

@@ -216,6 +216,39 @@ def test_without_words_the_answer_that_the_letters_chose_is_said():
     assert said.startswith("The most probable answer is blur (0.25). No distortion analysis")
 
 
+@pytest.mark.parametrize(
+    ("known", "worst"),
+    [
+        (seen(Noise="slight", Blurs="severe"), "; the strongest distortion that it found is severe blur."),
+        (seen(), ". No blur, "),
+        (None, ". No distortion analysis "),
+    ],
+)  # fmt: skip
+def test_a_question_what_to_do_is_told_that_no_advice_is_given(known, worst):
+    said = reasoned("Sharpen it.", known, None, None, query="What should I fix first?")
+    assert said.startswith(f"This program judges pictures and gives no advice on editing{worst}")
+    answers = reasoned(None, known, chosen(C), CHOICES, query="What should I fix first?")
+    assert "advice" not in answers
+
+
+@pytest.mark.parametrize(
+    ("known", "voters", "said"),
+    [
+        (seen(), ["LocalNR"], "the grade is what LocalNR reads. LocalNR learned from people's scores: "),
+        (seen(), ["NIQE", "PIQE"], "the grade is what NIQE and PIQE read. "),
+        (seen(Noise="slight"), ["LocalNR"], None),
+        (seen(), [], None),
+    ],
+)  # fmt: skip
+def test_why_a_grade_is_what_it_is_where_nothing_was_found(known, voters, said):
+    letters = {"mode": "logits", "vlm_letter": "C", "off_letter_mass": 0.1}
+    fused = FusionResult(**letters, p_c=dict.fromkeys("ABCDE", 0.2), q=3.0, voters=voters)
+    text = reasoned(None, known, fused, None, query="Why is it only fair?")
+    assert ("None of the distortions that are looked for explains it: " in text) is bool(said)
+    assert (said or "") in text
+    assert "the grade is" not in reasoned(None, known, fused, None, query="Is it fair?")
+
+
 def test_the_shipped_model_contradicts_no_damage(services, noisy_path):
     """Judged apart from the rules: the finding and the fused level stand in the text."""
     row = assess(noisy_path, services=services)

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import httpx
+import jsonschema
 import numpy as np
 import openai
 import pytest
@@ -97,6 +98,13 @@ def test_pictures_are_compared_and_ordered(service):
     assert 0 <= two["pair"]["probability"] <= 1
     order = service.post("/v1/compare", files=files).json()
     assert len(order["order"]) == 3
+    one = service.post("/v1/assess", files={"image": files[0][1]}).json()
+    told = service.get("/openapi.json").json()
+    for path, answer in (("compare", two), ("compare", order), ("assess", one)):
+        response = told["paths"][f"/v1/{path}"]["post"]["responses"]["200"]
+        schema = response["content"]["application/json"]["schema"]
+        components = {"components": told["components"]}
+        jsonschema.validate(answer, schema | components, jsonschema.Draft202012Validator)
 
 
 def test_clients_of_openai_get_the_account_and_the_row(service):

@@ -4,13 +4,18 @@ nothing of what was sent but the name of a field."""
 import base64
 import json
 import logging
+import re
+import shutil
 
+import jsonschema
 import pytest
 from starlette.testclient import TestClient
 from test_service_queue import SET_UP, Hashing
 
+from agentic_iqa_local.batch.runner import BatchError
 from agentic_iqa_local.serve.app import Service, make_app
 from agentic_iqa_local.serve.bodies import Body
+from agentic_iqa_local.serve.queue import Queue
 
 MARK = "mArK7331"
 FORM, JSON = "multipart/form-data; boundary=x", "application/json"
@@ -180,6 +185,61 @@ def test_a_chat_may_hold_whatever_openai_has_beside_it(client, monkeypatch):
     sent = with_picture(temperature=0.1, tools=[{"x": [1]}], stream=None, pipeline="letters")
     sent["messages"] = turns + sent["messages"]
     assert client.post(CHAT, json=sent).json()["choices"][0]["message"]["content"] == "an account"
+
+
+@pytest.fixture
+def guarded(tmp_path):
+    """A client of a service with a token, and its runner; nobody may wait."""
+    runner = Hashing()
+    folders = [tmp_path / "batches", tmp_path / "uploads"]
+    for folder in folders:
+        folder.mkdir()
+    app = make_app(Service(SET_UP, runner, *folders, places=0, token=MARK), ["localhost"])
+    how = {"base_url": "http://localhost", "headers": {"Authorization": f"Bearer {MARK}"}}
+    return TestClient(app, raise_server_exceptions=False, **how), runner
+
+
+def test_openapi_lists_each_status_with_its_body(guarded, tmp_path, monkeypatch, caplog):
+    client, runner = guarded
+    caplog.set_level(logging.CRITICAL, "agentic_iqa_local")
+    told = client.get("/openapi.json").json()
+    components = {"components": told["components"]}
+
+    def ask(status, method, path, **how):
+        answer = client.request(method, path, **how)
+        assert answer.status_code == status
+        route = told["paths"][re.sub("(?<=/batches/)[^/]+", "{name}", path)][method.lower()]
+        schema = route["responses"][str(status)]["content"][JSON]["schema"]
+        jsonschema.validate(answer.json(), schema | components, jsonschema.Draft202012Validator)
+        return answer
+
+    picture = {"files": {"image": b"x"}}
+    for path in ("/v1/assess", CHAT):
+        ask(400, "POST", path, json={})
+        ask(401, "POST", path, headers={"Authorization": ""})
+        ask(403, "POST", path, headers={"Origin": "null"})
+        ask(413, "POST", path, headers={"Content-Length": str(2**28), "Content-Type": JSON})
+        ask(415, "POST", path, content="x", headers={"Content-Type": "text/plain"})
+    ask(200, "POST", "/v1/assess", **picture)
+    with monkeypatch.context() as patch:
+        patch.setattr("agentic_iqa_local.serve.app.failure_of", lambda _: "it failed")
+        assert ask(422, "POST", "/v1/assess", **picture).json()["row"]["sha256"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Queue, "busy", True)
+        ask(429, "POST", "/v1/assess", **picture)
+    with monkeypatch.context() as patch:
+        patch.delattr(Body, "stored")  # what nobody foresaw
+        ask(500, "POST", "/v1/assess", **picture)
+    runner.lost = [BatchError("the processes died")]
+    ask(503, "POST", "/v1/assess", **picture)
+    ask(503, "GET", "/healthz")
+    batch = f"/v1/batches/{ask(202, 'POST', '/v1/batches', files={'images': b'x'}).json()['id']}"
+    ask(404, "GET", f"{batch}/gallery")
+    ask(404, "DELETE", "/v1/batches/none")
+    (next((tmp_path / "batches").iterdir()) / "rows.jsonl").write_text("no row")
+    ask(409, "GET", f"{batch}/rows")
+    shutil.rmtree(tmp_path / "batches")
+    ask(503, "GET", batch)
 
 
 def test_openapi_describes_bodies_and_errors(client):

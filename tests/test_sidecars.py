@@ -260,8 +260,14 @@ def test_assess_writes_what_undo_takes_back_and_columns_that_others_read(
     place.unlink()
     assert main([*words, "--resume"]) == 1
     assert place.read_bytes() == written
-    assert main(["assess", str(photos), "--xmp", "darktable", "--undo"]) == 0
-    assert not place.exists()
+    other = Sidecars("adobe", [])
+    other.pick(str(photos / "sumac.png"), "the best")
+    capfd.readouterr()
+    assert main(["best", str(photos), "--undo"]) == 0
+    assert capfd.readouterr().err == "2 sidecars taken back\n"
+    assert {file.name for file in photos.iterdir()} == {"sumac.png", "broken.png"}
+    assert main(["assess", str(photos), "--xmp", "adobe", "--undo"]) == 0
+    assert capfd.readouterr().err == "0 sidecars taken back\n"
 
     frame = pd.read_parquet(table)
     row = json.loads(next(line for line in rows.read_text().splitlines() if "sumac" in line))

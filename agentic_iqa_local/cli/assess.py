@@ -27,9 +27,9 @@ def assess(args: argparse.Namespace) -> int:
         maps = map_files(args.map, items) if args.map else []
         pictures = [path for item in items for path in (item.image, item.reference)]
         check_outputs(args, [*pictures, args.manifest, args.config, args.fit], maps=maps)
+        if args.undo:
+            return take_back([item.image for item in items])
         sidecars = sidecars_of(args, [item.image for item in items])
-        if args.undo and sidecars:
-            return take_back(sidecars, [item.image for item in items])
         check_set_up(settings, args.pipeline or "agent")
         device = device_of(args)
         from agentic_iqa_local.cli.assess_run import AssessRun  # which takes seconds

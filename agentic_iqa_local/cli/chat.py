@@ -45,6 +45,7 @@ def answer_all(
     args: argparse.Namespace, conversation: Conversation, rows: RowFile | None, console: Console
 ) -> int:
     typed, failed = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty(), False
+    noticed = False  # whether an answer was shown with what the model says of itself
     if typed:
         tell(
             one_line(f"Ask about {conversation.picture}, one question a line; exit or Ctrl-D ends.")
@@ -66,11 +67,20 @@ def answer_all(
         line = as_line(row)
         if rows:
             rows.append(line)
+        shown = _shown(row, noticed)
         console.show_answer(
-            args, line, lambda row=row: account(row), summary(row), row.error is not None
+            args, line, lambda row=shown: account(row), summary(shown), row.error is not None
         )
         failed |= row.error is not None
+        noticed |= row.error is None
     return int(failed)
+
+
+def _shown(row: Assessment, noticed: bool) -> Assessment:
+    """The row; once it was `noticed`, without what a small model says of itself."""
+    if not noticed:
+        return row
+    return row.model_copy(update={"model": row.model and {**row.model, "notice": None}})
 
 
 def _questions(first: str | None, typed: bool) -> Iterator[str]:

@@ -31,7 +31,7 @@ def best(args: argparse.Namespace) -> int:
     """Finds the best of each group of near-duplicates. Raises UserError."""
     if args.undo:
         files = expand_inputs(args.pictures, raw_previews=bool(args.raw_previews))
-        return take_back(sidecars_of(args, files), files)
+        return take_back(files)
     return _judge(args, best_of_groups=True)
 
 

@@ -26,11 +26,13 @@ def sidecars_of(args: argparse.Namespace, pictures: Iterable[Path]) -> "Sidecars
         raise UsageError(f"--xmp {args.xmp}: {error.message}", error.remedy) from None
 
 
-def take_back(sidecars: "Sidecars | None", pictures: Sequence[Path]) -> int:
-    """Undoes what was written to the sidecars of pictures; the exit status."""
-    if sidecars:
-        for picture in pictures:
-            sidecars.undo(picture)
+def take_back(pictures: Sequence[Path]) -> int:
+    """Undoes what was written to the sidecars of pictures, of both kinds; the exit status."""
+    from agentic_iqa_local.output.sidecars import Sidecars
+
+    sidecars = Sidecars("darktable", [])  # whichever kind: nothing is written
+    for picture in pictures:
+        sidecars.undo(picture)
     return told(sidecars, "taken back")
 
 

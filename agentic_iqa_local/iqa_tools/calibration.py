@@ -22,6 +22,7 @@ from agentic_iqa_local.files import FileError, read_yaml, reason
 from agentic_iqa_local.iqa_tools.specs import FileRecord
 
 LOWEST, HIGHEST = 1.0, 5.0
+MIDDLE = 3.0  # a level that no tool is at an end with
 FLAT = 0.05  # a map that spans less, in levels, says nothing
 ROUNDING = 1e-9  # levels
 

@@ -252,7 +252,7 @@ def _answer_without_words(
     """The answer that was read, where the model's words failed."""
     bench.warn(NO_WORDS)
     regions = unplaced(row.query, row.plan, bench.pictures.boxes) if row.plan else ()
-    return without_words(fusion, row.evidence, row.choices, regions)
+    return without_words(fusion, row.evidence, row.choices, regions, row.query)
 
 
 def _take_evidence(row: Assessment, evidence: ExecutorOutput | None, bench: Workbench) -> None:

@@ -16,7 +16,7 @@ from scipy.stats import rankdata
 from sklearn.model_selection import GroupKFold
 
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.iqa_tools.calibration import HIGHEST, LOWEST
+from agentic_iqa_local.iqa_tools.calibration import HIGHEST, LOWEST, MIDDLE
 from agentic_iqa_local.iqa_tools.eye import CurvePoint, Eye, EyeCard, Standard
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.judgement.described import Description
@@ -32,7 +32,6 @@ DRAWS = 1000  # of the bootstrap
 CURVE = (20, 50, 100, 200)
 CURVE_DRAWS = 5
 HELPED = 0.9  # bootstrap probability from which an eye counts as a help
-MIDDLE = 3.0  # a level that no tool is at an end with
 SEED = 20261127
 
 

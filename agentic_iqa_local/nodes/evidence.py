@@ -23,6 +23,7 @@ from agentic_iqa_local.state import (
     Gap,
     GapKind,
     PlannerOutput,
+    Severity,
     in_words,
 )
 
@@ -78,6 +79,13 @@ def found_damage(evidence: Evidence, name: str | None = None) -> list[Finding]:
     """Each distortion that was judged to be there, or those of one object."""
     there = [finding for finding in findings(evidence) if finding.severity != "none"]
     return [finding for finding in there if name in (None, finding.object)]
+
+
+def worst_damage(evidence: Evidence) -> Finding | None:
+    """The most severe distortion; None where none was found."""
+    order = [UNCLEAR, *get_args(Severity)]
+    found = found_damage(evidence)
+    return max(found, key=lambda one: order.index(one.severity), default=None)
 
 
 def is_undamaged(evidence: Evidence) -> bool:

@@ -101,10 +101,11 @@ def _without_metrics(query: str) -> str:
 
 _FAMILIES = {kind: "|".join(words) for kind, words in WORDS["distortions"].items()}
 _NAMED = pattern([f"(?P<{kind.replace(' ', '_')}>{words})" for kind, words in _FAMILIES.items()])
-_DAMAGE, _ANY, _WORSE, _VIRTUE, _ABSENCE, _OPEN, _LEFT_OUT = (
+_DAMAGE, _ANY, _WORSE, _VIRTUE, _ABSENCE, _OPEN, _LEFT_OUT, _ADVICE, _REASON = (
     pattern(WORDS[name])
     for name in (
         "damage", "any_distortion", "worse", "virtue", "absence", "open_question", "left_out",
+        "advice", "reason",
     )
 )  # fmt: skip
 
@@ -120,10 +121,22 @@ def distortions_in(query: str) -> list[str]:
 
 
 def asks_about_damage(query: str) -> bool:
-    """Whether a query names damage by a word that means nothing else, or asks where damage is."""
+    """Whether a query names damage by a word that means nothing else, asks where damage is, or what
+    to do about it."""
     text = asked_about(query)
     any_damage = _ANY.search(text) or _WORSE.search(text)
-    return bool(_DAMAGE.search(text) or (asks_where(query) and any_damage))
+    named = _DAMAGE.search(text) or (asks_where(query) and any_damage)
+    return bool(named) or asks_for_advice(query)
+
+
+def asks_for_advice(query: str) -> bool:
+    """Whether a query wants to know what to do about a picture."""
+    return bool(_ADVICE.search(asked_about(query)))
+
+
+def asks_why(query: str) -> bool:
+    """Whether a query wants to know why the quality is what it is."""
+    return bool(_REASON.search(asked_about(query)))
 
 
 def says_present(query: str, kinds: Sequence[str]) -> bool | None:

@@ -17,10 +17,17 @@ from agentic_iqa_local.nodes.evidence import (
     in_object,
     is_undamaged,
     not_looked_for,
+    worst_damage,
 )
 from agentic_iqa_local.nodes.measured_answers import families_named
 from agentic_iqa_local.nodes.prompts import choice_letters, chosen_answer
-from agentic_iqa_local.nodes.query import distortions_in, pattern, says_present
+from agentic_iqa_local.nodes.query import (
+    asks_for_advice,
+    asks_why,
+    distortions_in,
+    pattern,
+    says_present,
+)
 from agentic_iqa_local.nodes.written import in_english
 from agentic_iqa_local.score_fusion import answer_letter, expected_level, model_alone
 from agentic_iqa_local.state import (
@@ -62,6 +69,7 @@ def reasoned(
     fusion: FusionResult | None,
     choices: Choices,
     unplaced: Sequence[str] = (),
+    query: str = "",
 ) -> str:
     """Where the damage is, why the answer is what it is, and the notes.
 
@@ -71,13 +79,16 @@ def reasoned(
         fusion: The letters with what they were multiplied by; None for an answer in words.
         choices: The answers that were offered.
         unplaced: The regions that were asked about and of which no place is known.
+        query: The question, which may ask for advice or for the reason of a grade.
 
     Returns:
         The model's words where they agree with the evidence, else sentences made of it; of a choice
         always these sentences, which say what decided it, and behind them words that agree.
     """
     known = evidence or ExecutorOutput()
-    words = text if text and agrees(text, known, fusion, choices) else None
+    refused = [] if choices else _no_advice(query, known)
+    usable = text and not refused and agrees(text, known, fusion, choices)
+    words = text if usable else None
     said = from_evidence(known, fusion, choices)
     if words and choices:
         behind = _LABEL.sub("", words)
@@ -85,9 +96,9 @@ def reasoned(
         said += [behind] if is_new else []
     elif words:
         said = [words]
-    notes = [*_of_part(known, fusion), *_of_whole(unplaced)]
+    notes = [*_why(query, known, fusion), *_of_part(known, fusion), *_of_whole(unplaced)]
     notes += [*_missing(known, fusion), *_of_fusion(fusion)]
-    return " ".join([*_place(known), *said, *notes])
+    return " ".join([*refused, *_place(known), *said, *notes])
 
 
 def told_by(evidence: Evidence) -> list[str]:
@@ -282,6 +293,30 @@ def at_part(part: str) -> str:
     return f"in the {part}" if part.endswith(("middle", "half")) else f"at the {part}"
 
 
+def _no_advice(query: str, evidence: ExecutorOutput) -> list[str]:
+    """That nobody says what to do about a picture, but what is worst in it."""
+    if not asks_for_advice(query):
+        return []
+    said = "This program judges pictures and gives no advice on editing"
+    worst = worst_damage(evidence)
+    if worst:
+        said += f"; the strongest distortion that it found is {worst.with_severity}"
+    return [f"{said}."]
+
+
+def _why(query: str, evidence: ExecutorOutput, fusion: FusionResult | None) -> list[str]:
+    """What a grade rests on, for a question why it is so where no distortion was found."""
+    if not (fusion and fusion.voters and asks_why(query) and is_undamaged(evidence)):
+        return []
+    read = "reads" if len(fusion.voters) == 1 else "read"
+    grade = f"the grade is what {' and '.join(fusion.voters)} {read}"
+    said = [f"None of the distortions that are looked for explains it: {grade}."]
+    if "LocalNR" in fusion.voters:
+        learned = "LocalNR learned from people's scores"
+        said.append(f"{learned}: people rated photographs of this kind so.")
+    return said
+
+
 def _of_part(evidence: ExecutorOutput, fusion: FusionResult | None) -> list[str]:
     """Why the quality is good although damage is severe, where it is that of a part."""
     if fusion is None or fusion.q is None or LETTER_TO_LEVEL[answer_letter(fusion)] < GOOD:
@@ -336,10 +371,11 @@ def without_words(
     evidence: ExecutorOutput | None,
     choices: Choices,
     unplaced: Sequence[str] = (),
+    query: str = "",
 ) -> SummarizerOutput:
     """The answer of a fusion whose reasoning failed: its letter, and sentences made of the
     evidence."""
-    reasoning = reasoned(None, evidence, fusion, choices, unplaced)
+    reasoning = reasoned(None, evidence, fusion, choices, unplaced, query)
     return SummarizerOutput(
         final_answer=answer_letter(fusion), quality_reasoning=reasoning, fusion=fusion
     )

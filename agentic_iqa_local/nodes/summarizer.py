@@ -153,7 +153,7 @@ def _written(
     words = _usable_reasoning(written.quality_reasoning, evidence, bench)
     answer = None if fusion else _usable_answer(written.final_answer, state, bench)
     regions = unplaced(state["query"], plan, bench.pictures.boxes)
-    reasoning = reasoned(words, evidence, fusion, choices, regions)
+    reasoning = reasoned(words, evidence, fusion, choices, regions, state["query"])
     told = " ".join(from_evidence(evidence, fusion, choices))
     if fusion is None and not (answer or told):
         answer, reasoning = NO_ANSWER, NOTHING_USABLE

@@ -41,10 +41,7 @@ class ToolReadings:
     def leading(self, beside: Iterable[str] = ()) -> list[str]:
         """Those of the configured tools that run unasked: none that would have no vote, since
         another of them, or a tool `beside` them, is clearly more reliable."""
-        names = self.configured()
-        if self.services.settings.fusion.trailing_tools == "vote":
-            return names
-        return self.reliability().leading(names, beside)
+        return self.services.leading(self.configured(), beside)
 
     def reachable(self) -> Reachable:
         """By tool, the ends of what its map can return."""

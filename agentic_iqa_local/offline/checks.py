@@ -23,6 +23,7 @@ from agentic_iqa_local.devices import choose_device, choose_dtype, describe_devi
 from agentic_iqa_local.errors import counted, percent
 from agentic_iqa_local.files import PROGRAM, ROOT, file_hash, models_root
 from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
+from agentic_iqa_local.iqa_tools.calibration import MIDDLE
 from agentic_iqa_local.iqa_tools.weights import SUMS, read_sums
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.nodes.replies import answer_reply
@@ -272,6 +273,26 @@ def model(setup: Setup, backend: str) -> Finding | None:
     if about["notice"]:
         small, _, remedy = about["notice"].partition("; ")
         return Finding("warn", f"{found}; {small}", remedy)
+    return Finding("pass", found)
+
+
+def fusion(setup: Setup) -> Finding:
+    """What makes q: how far the letters count, which tools vote, and how sharply."""
+    services = setup.services
+    settings, known = services.settings.fusion, services.tools.reliability
+    found = f"mode {settings.mode}, the letters count at a temperature of {settings.letters_temperature:g}"
+    for has_reference, given in ((False, "without a reference"), (True, "with one")):
+        tools = setup.settings.tools.configured(has_reference)
+        voters = services.leading(tools)
+        eta = settings.eta
+        if eta == "auto":
+            eta = 1 / (2 * known.sigma_of_mean([(name, MIDDLE) for name in voters], {}) ** 2)
+        found += f"; {given} the vote of {' and '.join(voters)} counts with η {eta:.2f}"
+        checking = [name for name in tools if name not in voters]
+        if checking:
+            found += (
+                f", {' and '.join(checking)} only {'checks' if len(checking) == 1 else 'check'}"
+            )
     return Finding("pass", found)
 
 

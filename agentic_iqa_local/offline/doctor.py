@@ -16,7 +16,8 @@ from agentic_iqa_local.offline import checks, deep
 from agentic_iqa_local.offline.checks import ENVIRONMENT, Finding, Setup
 
 NEEDED = ("device", "files", "model ")  # if one of these checks fails,
-LOADING = ("memory", "model ", "probe", "plain")  # these are left out; the tools need a device
+LOADING = ("memory", "model ", "probe", "plain")  # these are left out
+MEASURING = ("tools", "fusion")  # these need a device, and the fusion needs the tools
 CARD = "see nvidia-smi for the driver and for who uses the card, or pass --cpu"
 Find = Callable[[Setup], Finding | None]  # None: there is nothing to examine
 
@@ -45,6 +46,7 @@ def _plan(setup: Setup, is_deep: bool) -> Iterator[tuple[str, Find]]:
     for backend in backends:
         yield f"model {backend}", partial(checks.model, backend=backend)
     yield "tools", checks.tools
+    yield "fusion", checks.fusion
     if is_deep:
         yield "probe", deep.probe
         yield "plain forward", deep.plain_forward
@@ -90,19 +92,19 @@ def examine(setup: Setup, *, is_deep: bool = False) -> Iterator[Check]:
         setup: What is examined.
         is_deep: Whether letters are also compared with a plain forward pass.
     """
-    can_load = has_device = True
+    can_load = can_measure = True
     for name, find in _plan(setup, is_deep):
         if name.startswith(LOADING) and not can_load:
             continue
-        if name == "tools" and not has_device:
+        if name in MEASURING and not can_measure:
             continue
         began = time.perf_counter()
         finding = _found(find, setup)
         if finding is None:
             continue
-        if finding.status == "fail" and name.startswith(NEEDED):
-            can_load = False
-            has_device = has_device and name != "device"
+        if finding.status == "fail":
+            can_load = can_load and not name.startswith(NEEDED)
+            can_measure = can_measure and name not in ("device", "tools")
         seconds = round(time.perf_counter() - began, 3)
         status, found, remedy = finding
         yield Check(one_line(name), status, one_line(found), one_line(remedy), seconds)

@@ -6,15 +6,15 @@ from rich.text import Text
 
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.output.report import headline, named_tools
-from agentic_iqa_local.output.words import unmeasured, whole_scale, worst_distortion
+from agentic_iqa_local.output.words import forced_eye, unmeasured, whole_scale, worst_distortion
 from agentic_iqa_local.result import Assessment, Interval
 
 COLOURS = {"A": "green", "B": "green", "C": "yellow", "D": "red", "E": "red"}
 
 
 def picture_line(row: Assessment, columns: int) -> Text:
-    """The line of a picture: of a rating its name, q, level and interval, and the verdict and the
-    worst distortion as far as they fit; of everything else its headline."""
+    """The line of a picture: of a rating its name, q, level and interval, and the verdict, a forced
+    eye and the worst distortion as far as they fit; of everything else its headline."""
     if row.q is None or row.letter is None:
         return Text(headline(row))
     name, width = one_line(row.image), max(columns // 4, 12)
@@ -26,7 +26,7 @@ def picture_line(row: Assessment, columns: int) -> Text:
     if row.gate:
         verdict = row.gate.verdict.upper()
     alone = "the model's opinion alone" if unmeasured(row) else ""
-    said = [verdict, alone, *(named_tools(row) or [worst_distortion(row)])]
+    said = [verdict, *forced_eye(row), alone, *(named_tools(row) or [worst_distortion(row)])]
     line = Text()
     for text, cells in ((name, width), (f"q {row.q:.2f}", 6), (level, 11), (interval, 13)):
         cell = Text(text)

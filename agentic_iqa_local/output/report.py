@@ -10,6 +10,7 @@ from agentic_iqa_local.nodes.query import asked_about, asks_where, distortions_i
 from agentic_iqa_local.nodes.reasoning import at_part
 from agentic_iqa_local.output.account import Part, account_of, map_sentences
 from agentic_iqa_local.output.words import (
+    forced_eye,
     named,
     raw_with_scale,
     safe_lines,
@@ -36,6 +37,7 @@ def headline(row: Assessment) -> str:
     if row.map and row.map.worst:
         parts.append(f"worst at the {' and the '.join(box.place for box in row.map.worst)}")
     parts.append(f"{_answer(row)}{trial_notice(row)}")
+    parts += forced_eye(row)
     if row.unlike_photograph:
         parts.append("unlike a photograph")
     parts += named_tools(row)

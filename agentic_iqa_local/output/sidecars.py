@@ -5,7 +5,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from agentic_iqa_local.errors import UserError, counted, one_line, percent
 from agentic_iqa_local.files import FileError, WriteError, path_from_text, read_bytes, write_whole
@@ -70,9 +70,9 @@ class Sidecars:
                 said = f"{place}: expected a sidecar for each picture, {number} would share it"
                 raise SidecarError(said, "use --xmp darktable, which keeps the suffix")
 
-    def place(self, picture: Path) -> Path:
-        """Where a picture's sidecar lies."""
-        if self.kind == "adobe":
+    def place(self, picture: Path, kind: Kind | None = None) -> Path:
+        """Where a picture's sidecar lies; of another kind where one is named."""
+        if (kind or self.kind) == "adobe":
             return picture.with_suffix(".xmp")
         return picture.with_name(f"{picture.name}.xmp")
 
@@ -92,16 +92,22 @@ class Sidecars:
         self._change(image, lambda written: _nothing({*PICK, WORDS} if LABEL in written else ()))
 
     def undo(self, picture: Path) -> None:
-        """Takes back everything that was written and that nobody changed since."""
-        self._change(str(picture), _nothing)
+        """Takes back everything that was written, to sidecars of every kind, and that nobody changed
+        since."""
+        for kind in get_args(Kind):
+            if os.path.lexists(self.place(picture, kind)):
+                self._change(str(picture), _nothing, kind)
 
     def _change(
-        self, image: str, changes: Callable[[Iterable[str]], Mapping[str, str | None]]
+        self,
+        image: str,
+        changes: Callable[[Iterable[str]], Mapping[str, str | None]],
+        kind: Kind | None = None,
     ) -> None:
         """Merges what `changes` makes of the properties that this program wrote; what goes wrong is
         noted."""
         picture = Path(path_from_text(image))
-        place = self.place(picture)
+        place = self.place(picture, kind)
         try:
             there = _content(place)
             values = changes(read(there).written if there else ())

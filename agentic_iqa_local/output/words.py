@@ -10,6 +10,7 @@ from agentic_iqa_local.nodes.evidence import Finding, findings, found_damage
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.result import Assessment, Interval
 from agentic_iqa_local.state import (
+    EYE,
     UNCLEAR,
     Severity,
     ToolExecutionLog,
@@ -80,6 +81,14 @@ def unmeasured(row: Assessment) -> bool:
 def trial_notice(row: Assessment) -> str:
     """What follows an answer of a small model that only proves an installation; otherwise empty."""
     return f" {TRIAL}" if (row.model or {}).get("notice") else ""
+
+
+def forced_eye(row: Assessment) -> list[str]:
+    """That the eye which scored the picture was written with --force; otherwise nothing."""
+    asked = any(run.tool_name == EYE and run.normalized_score is not None for run in row.tools)
+    if not (asked and row.eye and row.eye.forced):
+        return []
+    return [f"forced eye {row.eye.name} (nothing showed that it helps)"]
 
 
 def wrapped(text: str, indent: str = "  ", hang: str = "  ") -> list[str]:

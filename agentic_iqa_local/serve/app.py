@@ -20,6 +20,7 @@ from starlette.staticfiles import StaticFiles
 from agentic_iqa_local import __version__
 from agentic_iqa_local.batch.runner import Runner
 from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.judgement.comparison import Comparison, Ranking
 from agentic_iqa_local.output.account import parts_of
 from agentic_iqa_local.output.pages import ACCOUNT, FOLDER
 from agentic_iqa_local.result import Assessment
@@ -38,7 +39,7 @@ from agentic_iqa_local.serve.bodies import (
 )
 from agentic_iqa_local.serve.guard import guard, run, same_origin, url_of
 from agentic_iqa_local.serve.queue import REQUESTS, Queue
-from agentic_iqa_local.serve.refusals import RESPONSES, refusal_of
+from agentic_iqa_local.serve.refusals import RESPONSES, Failing, refusal_of, responses
 
 PAGE = FOLDER / "serve"
 
@@ -75,7 +76,10 @@ def _with_token(service: Here, given: Bearer) -> None:
 
 
 public = APIRouter()
-private = APIRouter(prefix="/v1", dependencies=[Depends(_with_token)])
+private = APIRouter(prefix="/v1", dependencies=[Depends(_with_token)], responses=responses(401))
+SENT = responses(403, 413, 415)  # of what a client sends
+ASKED = SENT | responses(422, 429, 503)
+STORED = responses(404, 503)  # of one batch
 
 
 @public.get("/v1/info")
@@ -92,7 +96,7 @@ def info(service: Here) -> dict[str, Any]:
     }
 
 
-@public.get("/healthz")
+@public.get("/healthz", responses={503: {"description": "failing", "model": Failing}})
 def healthz(service: Here) -> JSONResponse:
     """Whether the models answer."""
     queue = service.queue
@@ -108,14 +112,20 @@ def metrics() -> Response:
     return Response(prometheus_client.generate_latest(), media_type="text/plain; version=0.0.4")
 
 
-@private.post("/assess", openapi_extra=described(OnePicture))
+@private.post(
+    "/assess", openapi_extra=described(OnePicture), responses=ASKED | {200: {"model": Assessment}}
+)
 async def assess(request: Request, service: Here) -> Response:
     """Assesses a picture: the row, or with Accept: text/event-stream its progress and then the
     row."""
     return await _told(request, service, await body_of(request, OnePicture))
 
 
-@private.post("/compare", openapi_extra=described(Compared))
+@private.post(
+    "/compare",
+    openapi_extra=described(Compared),
+    responses=ASKED | {200: {"model": Comparison | Ranking}},
+)
 async def compare(request: Request, service: Here) -> Response:
     """Compares two pictures, or orders several; the pipeline is letters unless another is named."""
     return await _told(request, service, await body_of(request, Compared))
@@ -177,7 +187,7 @@ def models(service: Here) -> dict[str, Any]:
     }
 
 
-@private.post("/chat/completions")
+@private.post("/chat/completions", responses=ASKED)
 async def complete(request: Request, service: Here) -> Response:
     """OpenAI's form: assesses the last picture (a data URL) with the last text as the query, and
     gives the account."""
@@ -188,26 +198,31 @@ async def complete(request: Request, service: Here) -> Response:
     return sent.reply(row, service.set_up.model)
 
 
-@private.post("/batches", status_code=202, openapi_extra=described(Body))
+@private.post(
+    "/batches",
+    status_code=202,
+    openapi_extra=described(Body),
+    responses=SENT | responses(503),
+)
 async def submit(request: Request, service: Here) -> dict[str, Any]:
     """Takes pictures to assess when nobody waits. The batch outlasts a restart, and stays until it
     is deleted."""
     return await service.batches.submit(await body_of(request, Body))
 
 
-@private.get("/batches")
+@private.get("/batches", responses=responses(503))
 def listed(service: Here) -> list[dict[str, Any]]:
     """Every batch, the newest first."""
     return service.batches.listed()
 
 
-@private.get("/batches/{name}")
+@private.get("/batches/{name}", responses=STORED)
 def status(name: str, service: Here) -> dict[str, Any]:
     """How far a batch is."""
     return service.batches.status(name)
 
 
-@private.get("/batches/{name}/rows")
+@private.get("/batches/{name}/rows", responses=STORED | responses(409))
 def rows(
     name: str, service: Here, start: Annotated[int, Query(alias="from", ge=0)] = 0
 ) -> Response:
@@ -215,13 +230,13 @@ def rows(
     return Response(service.batches.lines(name, start), media_type="application/x-ndjson")
 
 
-@private.get("/batches/{name}/accounts")
+@private.get("/batches/{name}/accounts", responses=STORED | responses(409))
 def accounts(name: str, service: Here) -> list[list[dict[str, Any]]]:
     """What the page shows of each of a batch's rows so far: the parts of its account."""
     return [parts_of(row) for row in service.batches.rows(name)]
 
 
-@private.get("/batches/{name}/gallery")
+@private.get("/batches/{name}/gallery", responses=STORED | responses(409))
 def gallery(name: str, service: Here) -> HTMLResponse:
     """A page of a batch's pictures and rows, to look through, sort and triage; it opens from disk
     too."""
@@ -229,7 +244,7 @@ def gallery(name: str, service: Here) -> HTMLResponse:
     return HTMLResponse(service.batches.gallery(name), headers=policy)
 
 
-@private.delete("/batches/{name}", status_code=204)
+@private.delete("/batches/{name}", status_code=204, responses=STORED | responses(403))
 def delete(name: str, service: Here) -> None:
     """Deletes a batch with its pictures and rows."""
     service.batches.delete(name)

@@ -2,7 +2,7 @@
 
 import logging
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -24,16 +24,53 @@ FOREIGN_HOST = Refused(
 
 
 class FaultBody(BaseModel):
-    """An error; of pictures that were not assessed `row` stands beside it."""
+    """An error."""
 
     error: Fault
 
 
-# What OpenAPI says of every route's errors
-RESPONSES: dict[int | str, dict[str, Any]] = {
-    "4XX": {"description": "the request cannot be answered as it is", "model": FaultBody},
-    "5XX": {"description": "the service cannot answer now", "model": FaultBody},
+class NotAssessed(FaultBody):
+    """Why pictures have no answer, with what is known of them."""
+
+    row: dict[str, Any]
+
+
+class Failing(FaultBody):
+    """Why the models do not answer, and how many requests wait."""
+
+    status: Literal["failing"]
+    waiting: int
+
+
+Responses = dict[int | str, dict[str, Any]]
+
+_SAID: dict[int | str, str] = {
+    400: "the request makes no sense, or is for another host name",
+    401: "the service's token is missing or wrong",
+    403: "a page of another origin asks",
+    404: "there is no such batch, or it has no rows yet",
+    409: "the batch cannot be read",
+    413: "the body is too large",
+    415: "the body is of another media type",
+    422: "the pictures could not be assessed or compared, or not in time",
+    429: "the queue is full; the header Retry-After says when to ask again",
+    500: "the service failed at this request",
+    503: "the models do not answer, or a file could not be read or written",
+    "4XX": "the request cannot be answered as it is",
+    "5XX": "the service cannot answer now",
 }
+
+
+def responses(*statuses: int | str) -> Responses:
+    """What OpenAPI says of a route's errors with these statuses."""
+    told: Responses = {}
+    for status in statuses:
+        body = NotAssessed if status == 422 else FaultBody
+        told[status] = {"description": _SAID[status], "model": body}
+    return told
+
+
+RESPONSES = responses(400, 500, "4XX", "5XX")  # of every route
 
 
 def refusal_of(error: Exception) -> Refused:
