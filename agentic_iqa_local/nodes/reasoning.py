@@ -48,7 +48,10 @@ Choices = Sequence[str] | None
 GOOD = 4
 # the kinds that are found often; a smear or pale colours mostly are not
 NOTHING_FOUND = "No blur, noise, compression or wrong exposure was found."
-SHALLOW_FOCUS = "Shallow focus: the sharpest part is sharp, the rest is out of focus."
+SHALLOW_FOCUS = (
+    "Shallow focus: the sharpest part is sharp, the rest is soft, which is not counted as damage; a"
+    " part that was blurred afterwards can look the same."
+)
 
 _LABEL = re.compile(rf"^(?:{'|'.join(DISTORTION_TYPES)}): ")
 _FEW = 3  # words, too few to say something of a distortion that they do not name

@@ -4,8 +4,8 @@ intervals of q and the sets of answers (configs/intervals.json), and the weights
 
     python scripts/training/refit.py LIVE_CHALLENGE PHOTOS PHOTOS_MORE --work runs/refit
 
-People's scores are those of LIVE_CHALLENGE; each fifth is assessed with letters and a head of LocalNR that were learned
-from the other four, and the synthetic pictures with what never saw their photographs. The temperature is fitted on
+People's scores are those of LIVE_CHALLENGE; each third is assessed with letters and a head of LocalNR that were learned
+from the other two, and the synthetic pictures with what never saw their photographs. The temperature is fitted on
 people's scores alone: the embedded model was trained on distortions like the synthetic ones, and its letters are better
 there than on other pictures. Everything that is done lies in --work: the same command goes on after an interruption. It
 takes about three hours on two cores.
@@ -39,7 +39,7 @@ from agentic_iqa_local.judgement.intervals import SHIPPED
 from agentic_iqa_local.state import revised
 from agentic_iqa_local.studies.fitting import fit_runs
 
-FOLDS, AT_ONCE = 5, 2
+FOLDS, AT_ONCE = letters.FOLDS, 2
 EMBEDDED, TEMPERATURE = letters.EMBEDDED, "agentic_iqa_temperature"
 SOURCE = "people's scores of LIVE Challenge and synthetic distortions"
 HEAD = Path("agentic_iqa_local", "iqa_tools", "data", nr.PEOPLE.name)
@@ -102,7 +102,7 @@ def study(code: Path, manifest: Path, scale: Sequence[str], out: Path) -> Path:
 
 
 def live_run(args: argparse.Namespace, fold: int, photographs: np.ndarray) -> Path:
-    """The run of a fifth of the rated photographs."""
+    """The run of a third of the rated photographs."""
     live, levels = people.rated(nr.LocalNR.load(), args.live, args.work)
     train, test = list(KFold(FOLDS, shuffle=True, random_state=0).split(live))[fold]
     with (args.live / "manifest.csv").open(encoding="utf-8") as file:
