@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import DATA
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageFilter
 from scripted import in_this_process
 
 from agentic_iqa_local.api import choose_settings
@@ -105,6 +106,16 @@ def test_a_question_where_the_damage_is_names_the_quarter(damaged, services):
     assert row.evidence.damaged_part == "bottom right"
     assert " in the bottom right quarter; " in headline(row)
     assert "The damage lies in the bottom right quarter." in row.quality_reasoning
+
+
+def test_a_soft_half_is_named_though_it_may_be_shallow_focus(services):
+    photo = Image.open(DATA / "prudential.png").convert("RGB")
+    soft = photo.filter(ImageFilter.GaussianBlur(5)).crop((256, 0, 512, 512))
+    half = photo.copy()
+    half.paste(soft, (256, 0))
+    row = assess(half, query="Which half is blurred?", services=services)
+    assert "; if there is any, in the right half; " in headline(row)
+    assert "Shallow focus" in row.quality_reasoning
 
 
 def test_a_picture_without_a_map_says_why(damaged, photo, services, tmp_path):

@@ -98,7 +98,8 @@ def _find_place(task: Task) -> None:
     if not (asks_where(task.query) or (whole and whole.in_part)):
         return
     kinds = {one.type for one in found_damage(evidence)}
-    part = (whole and whole.blurred_part) or _damaged_part(task.bench, kinds)
+    soft = {"Blurs"} if whole and whole.shallow_focus else set()
+    part = (whole and whole.blurred_part) or _damaged_part(task.bench, kinds or soft)
     if kinds or part != EVERYWHERE:
         evidence.damaged_part = part
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 
 from agentic_iqa_local.errors import one_line, percent
-from agentic_iqa_local.nodes.evidence import found_damage, not_looked_for
+from agentic_iqa_local.nodes.evidence import found_damage, has_shallow_focus, not_looked_for
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.nodes.query import asked_about, asks_where, distortions_in, says_present
 from agentic_iqa_local.nodes.reasoning import at_part
@@ -72,7 +72,8 @@ def _found_of(query: str, plan: PlannerOutput, evidence: ExecutorOutput) -> list
 
 def _where(evidence: ExecutorOutput, kinds: list[str], found: bool) -> str:
     """In which part it was found, or would be, or how to see which part is worse."""
-    if evidence.damaged_part and (found or not kinds):
+    soft = "Blurs" in kinds and has_shallow_focus(evidence)
+    if evidence.damaged_part and (found or soft or not kinds):
         at = at_part(evidence.damaged_part)
         return f" {at}" if found else f"; if there is any, {at}"
     lacking = ", but not in which part" if found else " in any part"
