@@ -35,9 +35,16 @@ from sklearn.model_selection import KFold
 from synthetic import PseudoMos, load_tiles, photo_files, split_photos
 
 from agentic_iqa_local import assess
-from agentic_iqa_local.config import ModelSettings, Settings
+from agentic_iqa_local.config import ModelSettings, RoleSettings, Settings
 from agentic_iqa_local.files import ROOT
-from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
+from agentic_iqa_local.nodes.ask import ask
+from agentic_iqa_local.nodes.prompts import (
+    ANSWER_PREFIX,
+    DEFAULT_QUERY,
+    planner_prompt,
+    summarizer_prompt,
+)
+from agentic_iqa_local.nodes.replies import PlannerReply
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import LETTERS
 from agentic_iqa_local.studies.statistics import srcc
@@ -51,27 +58,59 @@ FIRST = 2  # of six layers
 CROP, SIDE = 480, 512  # pixels of a photograph's two views
 SMALL = 128  # pixels of a picture whose words are kept: they depend little on it
 EPOCHS, RATE, WARM = 2, 6e-4, 20  # WARM: steps until the rate is reached
-BATCH, TELL, DISTORT, KEEP = (
-    12,
-    4,
-    2,
-    3,
-)  # passes of a step: of people's photographs, after evidence, distorted, words
+# Passes of a step: of people's photographs, after evidence, distorted; of words, and of plans
+BATCH, TELL, DISTORT, KEEP = 12, 4, 2, 2
 TOLD, DISTORTED, KEPT = 0.35, 0.25, 0.3  # their weights beside people's photographs
 PROMPTS = 32  # with evidence
 FOLDS = 3
 SPREAD = 0.7  # levels by which a pseudo-MOS is wrong, as in the model's first training
 SEED = 54
 STATE = "fold_{}.pt"  # in --work; "all" where no fold is left out
+PLANS = 400  # queries whose plans are kept: keeping those for eight alone cost all others
+PLACES = {  # in QUERIES
+    "picture": ("image", "photo", "picture", "shot"),
+    "part": (
+        "sky",
+        "face",
+        "dog",
+        "wall",
+        "leaves",
+        "background",
+        "sign",
+        "water",
+        "car on the left",
+    ),
+    "fault": (
+        "blur",
+        "noise",
+        "grain",
+        "banding",
+        "compression",
+        "a cast",
+        "overexposure",
+        "halos",
+    ),
+    "tool": ("NIQE", "LocalNR", "BRISQUE", "PIQE", "MUSIQ", "VSI", "LPIPS", "SSIM"),
+}
 QUERIES = (
     DEFAULT_QUERY,
-    "Is the sky noisy?",
-    "How blurry is the face on the left?",
-    "Use NIQE to rate the picture.",
+    "How good is this {picture}?",
+    "Rate the {part}.",
+    "Is there {fault} in the {part}?",
+    "How strong is the {fault}?",
+    "Use {tool} to rate the {picture}.",
+    "What does {tool} say of the {part}?",
     "Which distortion is the strongest?",
-    "What is wrong with the colours of the leaves?",
-    "Are there compression artefacts in the background?",
-    "Describe the quality of the dog and of the wall.",
+    "Describe the quality of the {part} and of the {part}.",
+    "Is the {part} sharper than the {part}?",
+    "What is wrong with this {picture}?",
+    "Why does the {part} look so bad?",
+    "Does the {picture} suffer from {fault} or from {fault}?",
+    "Apart from the {fault}, how good is it?",
+    "Where is the {fault} worst?",
+    "How far is the {picture} from its reference by {tool}?",
+    "What is in the {picture}?",
+    "Who took this {picture}, and where?",
 )
 
 
@@ -224,16 +263,38 @@ def told(model: Collector, live: Path, photos: Path, work: Path) -> list[Pass]:
     return found
 
 
+def drawn_query(rng: np.random.Generator) -> str:
+    """One of QUERIES, with words in its places."""
+    query = str(rng.choice(QUERIES))
+    for name, words in PLACES.items():
+        for word in rng.permutation(words)[: query.count(f"{{{name}}}")]:
+            query = query.replace(f"{{{name}}}", str(word), 1)
+    return query
+
+
 def kept(model: Collector, folder: Path, work: Path) -> list[Pass]:
     """What the model says in its other roles, of small pictures."""
     services = Services(Settings(), "cpu", {"transformers.embedded": model})
-    small = work / "small.png"
-    for number, file in enumerate(track(photo_files(folder), "words")):
+    rng, small = np.random.default_rng(SEED), work / "small.png"
+    for file in track(photo_files(folder), "words"):
         with Image.open(file) as image:
             image.convert("RGB").resize((SMALL, SMALL)).save(small)
-        query = QUERIES[number % len(QUERIES)]
+        query = drawn_query(rng)
         choices = ["Blur", "Noise", "None"] if query.startswith("Which") else None
         assess(small, query=query, choices=choices, services=services)
+    return model.asked
+
+
+def plans(model: Collector, folder: Path) -> list[Pass]:
+    """Its plans for PLANS queries, every other one with a reference."""
+    rng, files = np.random.default_rng(SEED), photo_files(folder)
+    for number in track(range(PLANS), "plans"):
+        with Image.open(files[number % len(files)]) as image:
+            picture = image.convert("RGB").resize((SMALL, SMALL))
+        has_reference = bool(number % 2)
+        session = model.open([picture] * (1 + has_reference))
+        ask(session, planner_prompt(drawn_query(rng), has_reference), PlannerReply, RoleSettings())
+        session.close()
     return model.asked
 
 
@@ -266,6 +327,7 @@ class Collected:
     told: Rated
     distorted: Rated
     words: list[Pass]
+    plans: list[Pass]
 
 
 def collected(live: Path, photos: Path, work: Path) -> Collected:
@@ -275,6 +337,7 @@ def collected(live: Path, photos: Path, work: Path) -> Collected:
         "distorted": lambda model: distorted(model, photos),
         "told": lambda model: told(model, live, photos, work),
         "words": lambda model: kept(model, photos, work),
+        "plans": lambda model: plans(model, photos),
     }
     stored = {}
     for name, make in made.items():
@@ -294,6 +357,7 @@ def collected(live: Path, photos: Path, work: Path) -> Collected:
         Rated(stored["told"], aims),
         Rated(distorted_passes, theirs),
         stored["words"],
+        stored["plans"],
     )
 
 
@@ -390,7 +454,8 @@ def learn(state: Path, known: Collected, fold: int | None) -> None:
         folds = KFold(FOLDS, shuffle=True, random_state=0).split(known.levels)
         held_out = list(folds)[fold][1]
     photographs = np.setdiff1d(np.arange(len(known.levels)), held_out)
-    unseen, words = known.words[::20], [one for i, one in enumerate(known.words) if i % 20]
+    unseen = [*known.words[::20], *known.plans[::20]]
+    parts = [[one for i, one in enumerate(part) if i % 20] for part in (known.words, known.plans)]
     upper = Upper(base(state.parent))
     optimiser = torch.optim.AdamW(upper.parameters(), lr=RATE, weight_decay=0.05)
     done = 0
@@ -410,9 +475,10 @@ def learn(state: Path, known: Collected, fold: int | None) -> None:
             loss = loss + TOLD * known.told.loss(upper, told)
             distorted = rng.choice(len(known.distorted.passes), DISTORT, replace=False)
             loss = loss + DISTORTED * known.distorted.loss(upper, distorted)
-            beside = rng.choice(len(words), KEEP, replace=False)
-            moves = torch.stack([divergence(upper, words[i]) for i in beside])
-            loss = loss + KEPT * moves.mean()
+            for part in parts:
+                beside = rng.choice(len(part), KEEP, replace=False)
+                moves = torch.stack([divergence(upper, part[i]) for i in beside])
+                loss = loss + KEPT * moves.mean()
             optimiser.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(upper.parameters(), 1.0)

@@ -33,11 +33,15 @@ from synthetic import photo_files
 
 from agentic_iqa_local.files import CONFIGS, PACKAGE, ROOT, folder_hash, read_json, write_whole
 from agentic_iqa_local.iqa_tools import local_nr as nr
-from agentic_iqa_local.judgement.fit import Fit
+from agentic_iqa_local.judgement.fit import MOST_TEMPERATURE, Fit
 from agentic_iqa_local.judgement.identity import fitted_with
 from agentic_iqa_local.judgement.intervals import SHIPPED
+from agentic_iqa_local.score_fusion import fused_distribution
 from agentic_iqa_local.state import revised
-from agentic_iqa_local.studies.fitting import fit_runs
+from agentic_iqa_local.studies.fitting import READ, fit_runs
+from agentic_iqa_local.studies.readings import Readings
+from agentic_iqa_local.studies.statistics import ranked_probability_scores
+from agentic_iqa_local.studies.store import read_run
 
 FOLDS, AT_ONCE = letters.FOLDS, 2
 EMBEDDED, TEMPERATURE = letters.EMBEDDED, "agentic_iqa_temperature"
@@ -150,25 +154,52 @@ def said_of(questions: Path, date: str) -> str:
     return f"synthetic distortions, {len(pictures)} pictures, {len(lines)} questions, {date}"
 
 
+def misses(runs: Sequence[Path], temperature: float) -> np.ndarray:
+    """The ranked probability score of each of the people's pictures, (pictures,)."""
+    scores = []
+    for folder in runs:
+        run, rows = read_run(folder)
+        readings = Readings(rows, run.fusion.vote)
+        levels = run.dataset.to_levels(np.array([row["mos"] for row in rows], float))
+        p = readings.p(READ, temperature=temperature)
+        fused = fused_distribution(
+            p, readings.agent["q_bar"].to_numpy(), readings.eta(run.fusion.eta)
+        )
+        scores.append(ranked_probability_scores(fused, levels))
+    return np.concatenate(scores)
+
+
+def temperature_of(runs: Sequence[Path], best: float) -> float:
+    """The letters' temperature: the highest, at which one look at a picture is enough, unless people's
+    scores prefer the best one by more than a standard error (Breiman et al., 1984)."""
+    more = misses(runs, MOST_TEMPERATURE) - misses(runs, best)
+    more = more[np.isfinite(more)]
+    error = more.std(ddof=1) / np.sqrt(len(more))
+    say(f"a temperature of {MOST_TEMPERATURE} misses by {more.mean():.5f} more, ± {error:.5f}")
+    return best if more.mean() > error else MOST_TEMPERATURE
+
+
 def write_fit(people_runs: Sequence[Path], synthetic: Sequence[Path], questions: Path) -> Fit:
     """The temperature by people's scores, and with it the calibration by all runs."""
     by_people = fit_runs(people_runs, "temperature", split=None, share=1.0, one_model=False)
     say(by_people.account)
-    config = read_json(EMBEDDED / "config.json") | {TEMPERATURE: by_people.temperature}
+    temperature = temperature_of(people_runs, by_people.temperature)
+    config = read_json(EMBEDDED / "config.json") | {TEMPERATURE: temperature}
     write_whole(EMBEDDED / "config.json", (json.dumps(config, indent=2) + "\n").encode())
     everything = fit_runs(
         [*people_runs, *synthetic, questions],
         "keep",
         split=None,
         share=1.0,
-        temperature=by_people.temperature,
+        temperature=temperature,
         one_model=False,
     )
     assert everything.intervals is not None
     said = said_of(questions, everything.intervals.date)
     answers = tuple(revised(part, calibrated_on=said) for part in everything.intervals.questions)
     intervals = revised(everything.intervals, source=SOURCE, questions=answers)
-    about = {"objective": "temperature", "before": by_people.before, "after": by_people.after}
+    after = float(np.nanmean(misses(people_runs, temperature)))
+    about = {"objective": "temperature", "before": by_people.before, "after": after}
     model = folder_hash(EMBEDDED)
     intervals = revised(intervals, model=model)
     # the folder above a picture is enough, and the same on every machine
