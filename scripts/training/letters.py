@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -292,7 +293,7 @@ def plans(model: Collector, folder: Path) -> list[Pass]:
         with Image.open(files[number % len(files)]) as image:
             picture = image.convert("RGB").resize((SMALL, SMALL))
         has_reference = bool(number % 2)
-        session = model.open([picture] * (1 + has_reference))
+        session: Any = model.open([picture] * (1 + has_reference))
         ask(session, planner_prompt(drawn_query(rng), has_reference), PlannerReply, RoleSettings())
         session.close()
     return model.asked
