@@ -1,6 +1,8 @@
 """LocalNR on the sample photographs, which its training held no piece of. Expected orders come from what was
 done to them."""
 
+import math
+
 import numpy as np
 import pytest
 import timm
@@ -171,6 +173,20 @@ def test_the_encoder_in_bands_has_the_numbers_of_timms_own(network, monkeypatch,
     monkeypatch.setattr(kernels, "MOST_NUMBERS", 2**15)  # bands of 2 to 10 rows
     for expected, depth in zip(encoder(pixels), network.encoder(pixels), strict=True):
         torch.testing.assert_close(depth, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_signals_of_edges_are_those_of_exact_sums(photo):
+    """So that they do not depend on the order of the sums, which the number of threads decides. The
+    gradients of red and green nearly agree: what is left of 1 has few digits in float32."""
+    pixels = np.asarray(photo, np.float64).transpose(2, 0, 1) / 255
+    wanted = []
+    for axis in (2, 1):
+        red, green, blue = np.diff(pixels, axis=axis)
+        for one in (red, blue):
+            lengths = (np.linalg.norm(one) + 1e-3) * (np.linalg.norm(green) + 1e-3)
+            wanted.append(math.log(1 - (one * green).sum() / lengths + 1e-3))
+    found = signals._edges(kernels.as_tensor(photo, "cpu")[0])[:4]
+    assert [float(value) for value in found] == pytest.approx(wanted, abs=2e-4)
 
 
 def test_signals_sort_and_halve_as_torch_does():
