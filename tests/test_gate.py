@@ -4,10 +4,10 @@ import html
 import json
 import os
 import shutil
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from conftest import DATA
 from PIL import Image
 from scripted import in_this_process
 
@@ -91,7 +91,7 @@ def test_a_damaged_picture_is_found_and_the_same_pixels_are_not_assessed(
 
 def test_a_severity_is_that_of_the_new_picture_alone(tmp_path):
     tools = ToolRunner()
-    photo = Image.open(Path(__file__).parent / "data" / "prudential.png")
+    photo = Image.open(DATA / "prudential.png")
     old = photo.convert("RGB").crop((0, 0, 192, 192))
     old.save(tmp_path / "new.jpg", quality=20)
     new = Image.open(tmp_path / "new.jpg").convert("RGB")

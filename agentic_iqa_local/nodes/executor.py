@@ -18,6 +18,7 @@ from agentic_iqa_local.nodes.evidence import (
     damaged_half,
     doubts,
     found_damage,
+    has_shallow_focus,
     not_looked_for,
 )
 from agentic_iqa_local.nodes.prompts import objects_prompt
@@ -97,9 +98,11 @@ def _find_place(task: Task) -> None:
     whole = (evidence.detection or {}).get("Global")
     if not (asks_where(task.query) or (whole and whole.in_part)):
         return
+    part = whole.blurred_part if whole else None
     kinds = {one.type for one in found_damage(evidence)}
-    soft = {"Blurs"} if whole and whole.shallow_focus else set()
-    part = (whole and whole.blurred_part) or _damaged_part(task.bench, kinds or soft)
+    if not part:
+        soft = {"Blurs"} if has_shallow_focus(evidence) else set()
+        part = _damaged_part(task.bench, kinds or soft)
     if kinds or part != EVERYWHERE:
         evidence.damaged_part = part
 

@@ -15,7 +15,6 @@ the words and each epoch are kept in --work once they are complete: the same com
 """
 
 import argparse
-import csv
 import math
 import shutil
 import subprocess
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import people
 import torch
 from distortions import distort, draw_parts
 from PIL import Image, ImageOps
@@ -212,9 +212,7 @@ def up_to_letter(model: Collector, rendered, view: Image.Image) -> Pass:
 
 
 def photographs_of(folder: Path) -> Iterator[Image.Image]:
-    with (folder / "manifest.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    for row in track(rows, "photographs"):
+    for row in track(people.manifest(folder), "photographs"):
         with Image.open(folder / row["image"]) as image:
             yield image.convert("RGB")
 
@@ -331,21 +329,27 @@ class Collected:
     plans: list[Pass]
 
 
-def collected(live: Path, photos: Path, work: Path) -> Collected:
-    """The passes that are learned from, and those that are kept."""
-    made = {
+def collect(live: Path, photos: Path, work: Path) -> list[Path]:
+    """Makes the files of the passes that are learned from, and of those that are kept, that are not
+    there yet."""
+    makers = {
         "rated": lambda model: rated(model, live),
         "distorted": lambda model: distorted(model, photos),
         "told": lambda model: told(model, live, photos, work),
         "words": lambda model: kept(model, photos, work),
         "plans": lambda model: plans(model, photos),
     }
-    stored = {}
-    for name, make in made.items():
-        file = work / f"{name}.pt"
+    files = [work / f"{name}.pt" for name in makers]
+    for file, make in zip(files, makers.values(), strict=True):
         if not file.exists():
             torch.save(make(Collector(base(work))), file)
-        stored[name] = torch.load(file, weights_only=False)
+    return files
+
+
+def collected(live: Path, photos: Path, work: Path) -> Collected:
+    """The passes, which are made first where they are not there."""
+    files = collect(live, photos, work)
+    stored = {file.stem: torch.load(file, weights_only=False) for file in files}
     levels, spread = people_said(live)
     aims = letters_of(levels, spread)
     three = torch.stack([aims, aims, aims.flip(1)], 1).flatten(0, 1)
@@ -364,8 +368,7 @@ def collected(live: Path, photos: Path, work: Path) -> Collected:
 
 def people_said(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     """(levels from 1 to 5, their deviations) of the rated photographs."""
-    with (folder / "manifest.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = people.manifest(folder)
     levels = np.array([1 + 4 * float(row["mos"]) / 100 for row in rows])
     return levels, np.array([4 * float(row["mos_std"]) / 100 for row in rows])
 
@@ -443,7 +446,8 @@ def main() -> None:
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     state = args.work / STATE.format("all" if args.fold is None else args.fold)
-    learn(state, collected(args.live, args.photos, args.work), args.fold)
+    if not (state.exists() and torch.load(state)["done"] == EPOCHS):
+        learn(state, collected(args.live, args.photos, args.work), args.fold)
     if args.write:
         write(state, EMBEDDED)
 

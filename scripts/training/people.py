@@ -40,10 +40,15 @@ def statistics_of(network: nr.LocalNR, image: Image.Image) -> np.ndarray:
         return network.describe(as_tensor(image, "cpu"))[0][0].numpy()
 
 
+def manifest(folder: Path) -> list[dict[str, str]]:
+    """The rows of the rated photographs."""
+    with (folder / "manifest.csv").open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
 def rated(network: nr.LocalNR, folder: Path, work: Path) -> tuple[np.ndarray, np.ndarray]:
     """(statistics, levels from 1 to 5) of the rated photographs."""
-    with (folder / "manifest.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = manifest(folder)
     levels = np.array([1 + 4 * float(row["mos"]) / 100 for row in rows])
     kept = work / "rated.npy"
     if not kept.exists():

@@ -105,12 +105,16 @@ def study(code: Path, manifest: Path, scale: Sequence[str], out: Path) -> Path:
     return out
 
 
-def live_run(args: argparse.Namespace, fold: int, photographs: np.ndarray) -> Path:
-    """The run of a third of the rated photographs."""
-    live, levels = people.rated(nr.LocalNR.load(), args.live, args.work)
+def live_run(
+    args: argparse.Namespace,
+    fold: int,
+    rated: tuple[np.ndarray, np.ndarray],
+    photographs: np.ndarray,
+) -> Path:
+    """The run of a third of the rated photographs, by what `people.rated` and `people.clean` gave."""
+    live, levels = rated
     train, test = list(KFold(FOLDS, shuffle=True, random_state=0).split(live))[fold]
-    with (args.live / "manifest.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = people.manifest(args.live)
     manifest = args.work / f"live_{fold}.csv"
     with manifest.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
@@ -235,16 +239,16 @@ def main() -> None:
     args.photos = [folder.resolve() for folder in args.photos]
     (args.work / "letters").mkdir(parents=True, exist_ok=True)
     work, folders = args.work, args.photos
-    letters.collected(args.live, folders[0], work / "letters")
+    letters.collect(args.live, folders[0], work / "letters")
     network = nr.LocalNR.load()
     photographs = people.clean(network, folders, work)
     held_out = split(folders)[1]
     kept = [file not in held_out for folder in folders for file in photo_files(folder)]
-    rated, levels = people.rated(network, args.live, work)
-    head = people.fit(rated, levels, photographs[kept])
+    rated = people.rated(network, args.live, work)
+    head = people.fit(*rated, photographs[kept])
     with ThreadPoolExecutor(AT_ONCE) as pool:
         state = pool.submit(taught, args)
-        of_people = [pool.submit(live_run, args, fold, photographs) for fold in range(FOLDS)]
+        of_people = [pool.submit(live_run, args, fold, rated, photographs) for fold in range(FOLDS)]
         code = copy_with(work, "synthetic", head, state.result())
         synthetic = [
             pool.submit(
