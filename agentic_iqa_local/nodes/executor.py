@@ -98,13 +98,15 @@ def _find_place(task: Task) -> None:
     whole = (evidence.detection or {}).get("Global")
     if not (asks_where(task.query) or (whole and whole.in_part)):
         return
-    part = whole.blurred_part if whole else None
     kinds = {one.type for one in found_damage(evidence)}
-    if not part:
-        soft = {"Blurs"} if has_shallow_focus(evidence) else set()
-        part = _damaged_part(task.bench, kinds or soft)
+    part = (whole and whole.blurred_part) or _damaged_part(task.bench, kinds or _soft(evidence))
     if kinds or part != EVERYWHERE:
         evidence.damaged_part = part
+
+
+def _soft(evidence: ExecutorOutput) -> set[str]:
+    """The family of a part that is soft, which may be shallow focus and then is no damage."""
+    return {"Blurs"} if has_shallow_focus(evidence) else set()
 
 
 def _warn_of_regions_without_place(task: Task) -> None:
