@@ -27,7 +27,7 @@ def maps():
 
 
 def test_every_tool_has_an_entry_and_its_sets_are_known():
-    assert set(TRAINED_ON) == set(TOOLS)
+    assert set(TRAINED_ON) == {*TOOLS, "embedded"}
     assert set(SCALED_ON) <= {*TOOLS, "embedded"}
     used = {key for sets in (*TRAINED_ON.values(), *SCALED_ON.values()) for key in sets}
     sharing = {
@@ -99,9 +99,10 @@ def test_data_sets_are_found_in_the_text_of_a_map():
         assert datasets_in(text) == keys
 
 
-def test_our_own_model_saw_no_human_score():
+def test_our_own_model_learned_from_one_set_alone():
     config = json.loads((ROOT / "models" / "embedded" / "config.json").read_text(encoding="utf-8"))
     told = "embedded", config["agentic_iqa_notice"]
+    assert exposures("clive", [], {}, *told) == [Exposure("model", "trained on it")]
     assert exposures("tid2013", [], {}, *told) == []
     # Its targets went through maps that were fitted on KADID-10k.
     assert exposures("kadid10k", [], {}, *told) == [Exposure("model", "map fitted on it", "scale")]

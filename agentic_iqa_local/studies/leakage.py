@@ -60,8 +60,10 @@ def exposures(
         parts.append((f"tool {name}", TRAINED_ON[name], SCALED_ON.get(name, [])))
         parts.append((f"map of {name}", [], datasets_in(maps.get(name, ""))))
     if model is not None:
-        scaled = SCALED_ON["embedded"] if notice else []
-        parts.append(("model", [] if notice else _training_of(model), scaled))
+        if notice:
+            parts.append(("model", TRAINED_ON["embedded"], SCALED_ON["embedded"]))
+        else:
+            parts.append(("model", _training_of(model), []))
     found = []
     for what, trained, scaled in parts:
         if seen.intersection(trained):
