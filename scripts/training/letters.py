@@ -9,14 +9,14 @@ mass of a Gaussian of its mean and deviation in each fifth of the scale (You et 
 pictures of PHOTOS are learned beside them, so that plain damage stays known; their target is the pseudo-MOS. Prompts
 that tell of other pictures' distortions and scores teach it to judge by the picture.
 
-Only the layers of the language model above FIRST learn: what lies below, the vision tower too, is computed once. Their
-linear maps change along directions that the text of plans hardly uses and a picture's tokens do (Saha et al., Gradient
-Projection Memory, ICLR 2021): without this, letters as good cost one plan in twenty. The Kullback-Leibler divergence to
-what the model said before keeps the rest.
+Only the layers of the language model from FIRST on learn: what lies below, the vision tower too, is computed once.
+Their linear maps change only along directions that the text of plans hardly uses (Saha et al., Gradient Projection
+Memory, ICLR 2021). Without this, equally good letters cost one plan in twenty. A penalty, the Kullback-Leibler
+divergence from what the model said before, protects plans and its other answers.
 
 --fold leaves a third of the rated photographs out and prints the rank correlation with it; --write writes the weights
-of all of them. The states and each epoch are kept in --work once they are complete: the same command goes on with the
-next.
+of all of them. The states and each epoch are stored in --work once they are complete: the same command goes on with the
+next. After a change of this script or of its queries, use another --work.
 """
 
 import argparse
@@ -35,7 +35,7 @@ import torch
 from distortions import distort, draw_parts
 from PIL import Image, ImageOps
 from rich.progress import track
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save
 from scipy.stats import norm
 from sklearn.model_selection import KFold
 from synthetic import PseudoMos, load_tiles, photo_files, split_photos
@@ -43,7 +43,7 @@ from torch.nn.utils.parametrize import cached, register_parametrization
 
 from agentic_iqa_local import assess
 from agentic_iqa_local.config import ModelSettings, Settings
-from agentic_iqa_local.files import ROOT
+from agentic_iqa_local.files import ROOT, replacing, write_whole
 from agentic_iqa_local.nodes.planner import derive_flags
 from agentic_iqa_local.nodes.prompts import (
     ANSWER_PREFIX,
@@ -57,16 +57,16 @@ from agentic_iqa_local.state import LETTERS, PlannerOutput
 from agentic_iqa_local.studies.statistics import srcc
 from agentic_iqa_local.vlm_client.transformers_client import TransformersClient, TransformersSession
 
-EMBEDDED = ROOT / "models" / "embedded"
+EMBEDDED, WEIGHTS = ROOT / "models" / "embedded", "model.safetensors"
 BASE = "16dc7d7c"  # the commit of weights that never saw a human score: training starts from them
 FIRST = 2  # of six layers
 CROP, SIDE = 480, 512  # pixels of a photograph's two views
-SMALL = 128  # pixels of a picture whose words are kept: they depend little on it
+SMALL = 128  # pixels of a picture in the other roles: answers there depend little on it
 EPOCHS, RATE, WARM = 2, 6e-4, 20  # WARM: steps until the rate is reached
-# Passes of a step: of people's photographs, after evidence, distorted; of words, and of plans
-BATCH, TELL, DISTORT, KEEP = 12, 4, 2, 2
-TOLD, DISTORTED, KEPT = 0.35, 0.25, (0.03, 0.1)  # their weights beside people's photographs
-FREE = 0.01  # of the energy of a linear map's inputs: in directions that hold so little it learns
+# Passes of a step: of rated photographs; of them after evidence; of distorted pictures; of words and of plans each
+BATCH, AFTER_EVIDENCE, DISTORTED, OTHERS = 12, 4, 2, 2
+EVIDENCE_WEIGHT, DISTORTED_WEIGHT, OTHERS_WEIGHTS = 0.35, 0.25, (0.03, 0.1)
+FREE = 0.01  # share of the energy of a map's inputs in all directions together along which it may change
 PROMPTS = 32  # with evidence
 FOLDS = 3
 SPREAD = 0.7  # levels by which a pseudo-MOS is wrong, as in the model's first training
@@ -74,13 +74,15 @@ SEED = 54
 STATE = "fold_{}.pt"  # in --work; "all" where no fold is left out
 QUERIES = Path(__file__).with_name("planner_queries.jsonl")
 """Queries of the grammar that the model's first training drew from (agentic_iqa_local/training at
-commit 58e52b5, written without sight of the tests' queries), with what each one calls for."""
+commit 58e52b5, written without sight of the tests' queries), with what each one calls for. Some names
+of tools and regions are invented, so that names are copied from the query."""
 
 
 @dataclass(frozen=True)
 class Pass:
     """A prompt with its answer: the states before layer FIRST, tokens×width, and the rotary embeddings
-    of its positions. What the model says after the last `ends` tokens is learned or kept."""
+    of its positions. What the model says after the last `ends` tokens is learned, or held to what it said
+    before."""
 
     states: torch.Tensor
     rotary: tuple[torch.Tensor, torch.Tensor]
@@ -88,7 +90,7 @@ class Pass:
 
 
 class Collector(TransformersClient):
-    """A model of the embedded one's form, which keeps what it was asked."""
+    """A model of the embedded one's form, which stores what it was asked."""
 
     def __init__(self, folder: Path) -> None:
         settings = ModelSettings(path=str(folder), dtype="float32")
@@ -101,11 +103,11 @@ class Collector(TransformersClient):
     def _look(self, _: object, inputs: tuple[torch.Tensor, ...], options: dict) -> None:
         self.states, self.rotary = inputs[0], options["position_embeddings"]
 
-    def open(self, images: Sequence[Image.Image]) -> "Keeping":
-        return Keeping(self, images)
+    def open(self, images: Sequence[Image.Image]) -> "Storing":
+        return Storing(self, images)
 
     def sequence(self, rendered, expanded, answer: list[int]) -> Pass:
-        """A prompt and its answer as one pass, of which all from the answer's first token on counts."""
+        """A prompt and its answer as one pass: each token of the answer counts, and what follows it."""
         inputs = self.prompt_inputs(replace(rendered, answer_ids=answer), [expanded])
         with torch.inference_mode():
             self.model.model(**inputs)
@@ -113,9 +115,9 @@ class Collector(TransformersClient):
         return Pass(self.states[0].half().clone(), rotary, len(answer) + 1)
 
 
-class Keeping(TransformersSession):
-    """Keeps each prompt with its answer but a plan, and the prompts alone of ratings, which are to
-    change."""
+class Storing(TransformersSession):
+    """Stores each prompt with its answer, except plans; of ratings (questions with five letters), whose
+    answers are to change, the prompt alone."""
 
     client: "Collector"
 
@@ -131,19 +133,21 @@ class Keeping(TransformersSession):
         if len(tokens) == len(LETTERS):
             self.client.ratings.append(rendered)
         else:
-            kept = self.client.sequence(rendered, self._expand(rendered), rendered.answer_ids)
-            self.client.asked.append(kept)
+            one = self.client.sequence(rendered, self._expand(rendered), rendered.answer_ids)
+            self.client.asked.append(one)
         return super()._logprobs(rendered, tokens)
 
 
 def base(work: Path) -> Path:
     """The folder of the model that training starts from."""
-    folder = work / "base"
+    folder, partial = work / "base", work / "base.part"
     if not folder.exists():
-        shutil.copytree(EMBEDDED, folder)
-        name = f"{BASE}:models/embedded/model.safetensors"
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(EMBEDDED, partial)
+        name = f"{BASE}:models/embedded/{WEIGHTS}"
         shown = subprocess.run(["git", "show", name], cwd=ROOT, check=True, capture_output=True)
-        (folder / "model.safetensors").write_bytes(shown.stdout)
+        (partial / WEIGHTS).write_bytes(shown.stdout)
+        partial.rename(folder)
     return folder
 
 
@@ -182,15 +186,15 @@ def photographs_of(folder: Path) -> Iterator[Image.Image]:
 
 def rated(model: Collector, folder: Path) -> list[Pass]:
     """Three passes of each photograph of the manifest: as it is, mirrored, and with the letters turned."""
-    found = []
+    passes = []
     for picture in photographs_of(folder):
         for view, turned in (
             (picture, False),
             (ImageOps.mirror(picture), False),
             (ImageOps.mirror(picture), True),
         ):
-            found.append(up_to_letter(model, plain(model, turned), whole(view)))
-    return found
+            passes.append(up_to_letter(model, plain(model, turned), whole(view)))
+    return passes
 
 
 def distorted_tiles(folder: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -203,12 +207,12 @@ def distorted_tiles(folder: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 def distorted(model: Collector, folder: Path) -> tuple[list[Pass], torch.Tensor]:
     """A pass of each distorted tile, every other one with the letters turned, and its level."""
     measure = PseudoMos()
-    found, levels = [], []
+    passes, levels = [], []
     for number, (image, clean) in enumerate(distorted_tiles(folder)):
         view = other_view(Image.fromarray(image), number)
-        found.append(up_to_letter(model, plain(model, turned=bool(number % 2)), view))
+        passes.append(up_to_letter(model, plain(model, turned=bool(number % 2)), view))
         levels.append(measure(image, clean))
-    return found, torch.tensor(levels)
+    return passes, torch.tensor(levels)
 
 
 def told(model: Collector, live: Path, photos: Path, work: Path) -> list[Pass]:
@@ -218,14 +222,14 @@ def told(model: Collector, live: Path, photos: Path, work: Path) -> list[Pass]:
     for image, _ in islice(distorted_tiles(photos), PROMPTS):
         Image.fromarray(image).save(file)
         assess(file, services=services)
-    found = []
+    passes = []
     for number, picture in enumerate(photographs_of(live)):
         prompt = model.ratings[number % len(model.ratings)]
-        found.append(up_to_letter(model, prompt, other_view(picture, number)))
-    return found
+        passes.append(up_to_letter(model, prompt, other_view(picture, number)))
+    return passes
 
 
-def kept(model: Collector, folder: Path, work: Path) -> list[Pass]:
+def words(model: Collector, folder: Path, work: Path) -> list[Pass]:
     """What the model says in its other roles, of small pictures."""
     services = Services(Settings(), "cpu", {"transformers.embedded": model})
     small = work / "small.png"
@@ -261,7 +265,7 @@ def plan_of(query: dict) -> PlannerOutput:
 
 def plans(model: Collector, folder: Path) -> list[tuple[Pass, torch.Tensor]]:
     """A pass of each of QUERIES with the plan that it calls for, and which of its tokens are text."""
-    files, found = photo_files(folder), []
+    files, pairs = photo_files(folder), []
     for number, query in enumerate(track(queries(), "plans")):
         with Image.open(files[number % len(files)]) as image:
             picture = image.convert("RGB").resize((SMALL, SMALL))
@@ -270,11 +274,11 @@ def plans(model: Collector, folder: Path) -> list[tuple[Pass, torch.Tensor]]:
         rendered = model.renderer.render(prompt, len(pictures))
         expanded = model.renderer.expand(rendered, pictures)
         plan = json.dumps(plan_of(query).model_dump(), ensure_ascii=False)
-        answer = model.renderer.encode(plan)[:-1]
+        answer = model.renderer.encode(plan)[:-1]  # nothing follows the last token
         tokens = torch.tensor([*rendered.prompt_with(expanded), *answer])
         text = tokens != model.renderer.placeholder
-        found.append((model.sequence(rendered, expanded, answer), text))
-    return found
+        pairs.append((model.sequence(rendered, expanded, answer), text))
+    return pairs
 
 
 @dataclass(frozen=True)
@@ -298,8 +302,8 @@ class Rated:
 
 @dataclass(frozen=True)
 class Collected:
-    """What is learned: of people's photographs three passes each, then one after evidence; of
-    distorted ones one each. And the words that are kept."""
+    """What is learned: three passes of each rated photograph, one after evidence, one of each distorted
+    tile; and the answers and plans that are to stay."""
 
     levels: np.ndarray  # of the rated photographs, 1 to 5
     people: Rated
@@ -316,14 +320,20 @@ def collect(live: Path, photos: Path, work: Path) -> list[Path]:
         "rated": lambda model: rated(model, live),
         "distorted": lambda model: distorted(model, photos),
         "told": lambda model: told(model, live, photos, work),
-        "words": lambda model: kept(model, photos, work),
+        "words": lambda model: words(model, photos, work),
         "plans": lambda model: plans(model, photos),
     }
     files = [work / f"{name}.pt" for name in makers]
     for file, make in zip(files, makers.values(), strict=True):
         if not file.exists():
-            torch.save(make(Collector(base(work))), file)
+            store(make(Collector(base(work))), file)
     return files
+
+
+def store(value: object, file: Path) -> None:
+    """Writes a file for torch.load, whole or not at all."""
+    with replacing(file) as out:
+        torch.save(value, out)
 
 
 def collected(live: Path, photos: Path, work: Path) -> Collected:
@@ -361,8 +371,8 @@ def letters_of(levels: np.ndarray, spread: np.ndarray | float) -> torch.Tensor:
     return torch.tensor(mass / mass.sum(1, keepdims=True), dtype=torch.float32)
 
 
-class Free(torch.nn.Module):
-    """A weight, out×in, that changes only along `directions`, in×some."""
+class Restricted(torch.nn.Module):
+    """A weight, out×in, that changes only along `directions`, in×k."""
 
     def __init__(self, weight: torch.Tensor, directions: torch.Tensor) -> None:
         super().__init__()
@@ -382,7 +392,6 @@ class Upper(torch.nn.Module):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         model = Collector(folder)
-        self.prefix = "model."  # of their names in the file
         self.layers = model.language.layers[FIRST:]
         self.norm = model.language.norm
         self.words = model.model.lm_head.weight.detach()
@@ -397,7 +406,7 @@ class Upper(torch.nn.Module):
     def linear(self) -> dict[str, torch.nn.Linear]:
         """Its linear maps by their names in the model's file."""
         return {
-            f"{self.prefix}layers.{number}.{name}": module
+            f"model.layers.{number}.{name}": module
             for number, layer in enumerate(self.layers, FIRST)
             for name, module in layer.named_modules()
             if isinstance(module, torch.nn.Linear)
@@ -406,7 +415,10 @@ class Upper(torch.nn.Module):
     def forward(self, passes: Sequence[Pass]) -> torch.Tensor:
         """Log-probabilities after the last tokens of passes of equal length, as many as are `ends`."""
         hidden = torch.stack([one.states for one in passes]).float()
-        rotary = tuple(part.float()[None] for part in passes[0].rotary)
+        rotary = tuple(
+            torch.stack(parts).float()
+            for parts in zip(*(one.rotary for one in passes), strict=True)
+        )
         for layer in self.layers:
             hidden = layer(hidden, attention_mask=None, position_embeddings=rotary)
         last = self.norm(hidden[:, -passes[0].ends :])
@@ -419,10 +431,10 @@ class Upper(torch.nn.Module):
         }
 
     def inputs(
-        self, kept: Sequence[tuple[Pass, torch.Tensor]]
+        self, plans: Sequence[tuple[Pass, torch.Tensor]]
     ) -> list[tuple[torch.nn.Linear, torch.Tensor]]:
-        """Each linear map with the second moments of its inputs at tokens of text, in×in, over the
-        passes (the tokens that are text are True)."""
+        """Each linear map with the second moments of its inputs, in×in, over the text of plans: of each
+        a pass, and which of its tokens are text."""
         seen: dict[torch.nn.Module, torch.Tensor] = {}
         moments = {
             part: torch.zeros(part.in_features, part.in_features) for part in self.linear().values()
@@ -432,7 +444,7 @@ class Upper(torch.nn.Module):
             for part in moments
         ]
         with torch.inference_mode():
-            for one, text in kept:
+            for one, text in plans:
                 self([one])
                 for part, moment in moments.items():
                     given = seen[part][text]
@@ -441,14 +453,14 @@ class Upper(torch.nn.Module):
             hook.remove()
         return list(moments.items())
 
-    def free(self, kept: Sequence[tuple[Pass, torch.Tensor]]) -> None:
-        """Lets each linear map change along the directions that hold FREE of the energy of its inputs
-        at these tokens of text."""
-        for part, inputs in self.inputs(kept):
+    def free(self, plans: Sequence[tuple[Pass, torch.Tensor]]) -> None:
+        """Lets each linear map change along its least used directions: those that together hold at most
+        FREE of the energy of its inputs at the text of plans."""
+        for part, inputs in self.inputs(plans):
             energy, directions = torch.linalg.eigh(inputs.double())
             few = int((energy.cumsum(0) <= FREE * energy.sum()).sum())
-            free = Free(part.weight, directions[:, :few].float())
-            register_parametrization(part, "weight", free)
+            restricted = Restricted(part.weight, directions[:, :few].float())
+            register_parametrization(part, "weight", restricted)
             part.parametrizations.weight.original.requires_grad_(True)
 
 
@@ -460,7 +472,8 @@ def levels_of(upper: Upper, passes: Sequence[Pass]) -> np.ndarray:
 
 
 def divergence(upper: Upper, before: Upper, one: Pass) -> torch.Tensor:
-    """How far an answer, as a whole, is from what the model said before, in nats."""
+    """The Kullback-Leibler divergence of an answer from what the model said before: the sum over its
+    tokens, in nats."""
     with torch.no_grad():
         said = before([one])[0]
     return (said.exp() * (said - upper([one])[0])).sum()
@@ -473,8 +486,9 @@ def main() -> None:
     parser.add_argument("live", type=Path, help="folder of LIVE Challenge with manifest.csv")
     parser.add_argument("photos", type=Path, help="folder of photographs for the other roles")
     parser.add_argument("--work", type=Path, required=True, help="folder for what was computed")
-    parser.add_argument("--fold", type=int, help="the third to leave out")
-    parser.add_argument("--write", action="store_true", help="write the weights of the model")
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--fold", type=int, choices=range(FOLDS), help="the third to leave out")
+    either.add_argument("--write", action="store_true", help="write the weights of the model")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     state = args.work / STATE.format("all" if args.fold is None else args.fold)
@@ -485,15 +499,18 @@ def main() -> None:
 
 
 def learn(state: Path, known: Collected, fold: int | None) -> None:
-    """Learns for EPOCHS, keeps each in `state`, and prints what it is worth."""
+    """Learns for EPOCHS, stores each in `state`, and prints how far answers moved and how well the
+    photographs that were left out are ranked."""
     held_out = np.arange(0)
     if fold is not None:
         folds = KFold(FOLDS, shuffle=True, random_state=0).split(known.levels)
         held_out = list(folds)[fold][1]
     photographs = np.setdiff1d(np.arange(len(known.levels)), held_out)
-    parts = known.words, [one for one, _ in known.plans]
+    unseen = known.words[::20], [one for one, _ in known.plans[::20]]
+    plans = [pair for i, pair in enumerate(known.plans) if i % 20]
+    others = [one for i, one in enumerate(known.words) if i % 20], [one for one, _ in plans]
     upper, before = Upper(base(state.parent)), Upper(base(state.parent))
-    upper.free(known.plans[::4])
+    upper.free(plans[::4])
     learning = [part for part in upper.parameters() if part.requires_grad]
     optimiser = torch.optim.AdamW(learning, lr=RATE, weight_decay=0)
     done = 0
@@ -509,42 +526,67 @@ def learn(state: Path, known: Collected, fold: int | None) -> None:
         for number, chosen in enumerate(track(np.array_split(passes, steps), f"epoch {epoch}")):
             optimiser.param_groups[0]["lr"] = rate(epoch * steps + number, EPOCHS * steps)
             with cached():
-                loss = known.people.loss(upper, chosen)
-                told = rng.choice(photographs, TELL, replace=False)
-                loss = loss + TOLD * known.told.loss(upper, told)
-                distorted = rng.choice(len(known.distorted.passes), DISTORT, replace=False)
-                loss = loss + DISTORTED * known.distorted.loss(upper, distorted)
-                for part, weight in zip(parts, KEPT, strict=True):
-                    beside = rng.choice(len(part), KEEP, replace=False)
-                    moves = [divergence(upper, before, part[i]) for i in beside]
-                    loss = loss + weight * torch.stack(moves).mean()
+                loss = of_people(
+                    upper, known, chosen, rng.choice(photographs, AFTER_EVIDENCE, False)
+                )
+                loss = loss + of_the_rest(upper, before, known.distorted, others, rng)
             optimiser.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(learning, 1.0)
             optimiser.step()
-        kept_state = {
+        reached = {
             "upper": upper.state_dict(),
             "optimiser": optimiser.state_dict(),
             "done": epoch + 1,
+            "tensors": upper.tensors(),
         }
-        torch.save(kept_state | {"tensors": upper.tensors()}, state)
-        moves = [[divergence(upper, before, one).item() for one in part[::20]] for part in parts]
-        words, plans = map(np.mean, moves)
-        said = f"epoch {epoch}: words moved by {words:.2f} nats, plans by {plans:.2f}"
-        if len(held_out):
-            said += ranks(upper, known, held_out)
+        store(reached, state)
+        with torch.inference_mode(), cached():
+            words_moved, plans_moved = (
+                np.mean([divergence(upper, before, one).item() for one in part]) for part in unseen
+            )
+            said = (
+                f"epoch {epoch}: words moved by {words_moved:.2f} nats, plans by {plans_moved:.2f}"
+            )
+            if len(held_out):
+                said += ranks(upper, known, held_out)
         print(said, flush=True)
+
+
+def of_people(
+    upper: Upper, known: Collected, passes: np.ndarray, after_evidence: np.ndarray
+) -> torch.Tensor:
+    """The loss of these passes of rated photographs, and of those photographs after evidence."""
+    loss = known.people.loss(upper, passes)
+    return loss + EVIDENCE_WEIGHT * known.told.loss(upper, after_evidence)
+
+
+def of_the_rest(
+    upper: Upper,
+    before: Upper,
+    distorted: Rated,
+    others: tuple[list[Pass], list[Pass]],
+    rng: np.random.Generator,
+) -> torch.Tensor:
+    """The loss of some distorted pictures, words and plans."""
+    chosen = rng.choice(len(distorted.passes), DISTORTED, replace=False)
+    loss = DISTORTED_WEIGHT * distorted.loss(upper, chosen)
+    for part, weight in zip(others, OTHERS_WEIGHTS, strict=True):
+        beside = rng.choice(len(part), OTHERS, replace=False)
+        moves = [divergence(upper, before, part[i]) for i in beside]
+        loss = loss + weight * torch.stack(moves).mean()
+    return loss
 
 
 def ranks(upper: Upper, known: Collected, held_out: np.ndarray) -> str:
     """The rank correlations with people's scores of the photographs that were left out."""
     alone = levels_of(upper, [known.people.passes[3 * i] for i in held_out])
     turned = 6 - levels_of(upper, [known.people.passes[3 * i + 2] for i in held_out])
-    told = levels_of(upper, [known.told.passes[i] for i in held_out])
+    after_evidence = levels_of(upper, [known.told.passes[i] for i in held_out])
     levels = known.levels[held_out]
     return (
         f", SRCC alone {srcc(alone, levels):.3f}, with A for Bad {srcc(turned, levels):.3f},"
-        f" after evidence {srcc(told, levels):.3f}"
+        f" after evidence {srcc(after_evidence, levels):.3f}"
     )
 
 
@@ -555,12 +597,11 @@ def rate(step: int, steps: int) -> float:
 
 
 def write(state: Path, model: Path) -> None:
-    """Replaces the tensors of a model's file by those that were learned."""
-    file = model / "model.safetensors"
-    weights = load_file(file)
+    """Writes a model's weights: those that training started from, with what was learned."""
+    weights = load((base(state.parent) / WEIGHTS).read_bytes())
     for name, value in torch.load(state)["tensors"].items():
         weights[name] = value.to(weights[name].dtype)
-    save_file(weights, file, metadata={"format": "pt"})
+    write_whole(model / WEIGHTS, save(weights, metadata={"format": "pt"}))
 
 
 if __name__ == "__main__":

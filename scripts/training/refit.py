@@ -1,14 +1,14 @@
-"""Teaches the embedded model's letters anew, and fits what depends on them and on LocalNR: their temperature, the
-intervals of q and the sets of answers (configs/intervals.json), and the weights of comparisons
-(configs/comparisons.json).
+"""Teaches the embedded model's letters anew (models/embedded/model.safetensors), and fits what depends on them and on
+LocalNR: their temperature, the intervals of q and the sets of answers (configs/intervals.json), and the weights of
+comparisons (configs/comparisons.json).
 
     python scripts/training/refit.py LIVE_CHALLENGE PHOTOS PHOTOS_MORE --work runs/refit
 
-People's scores are those of LIVE_CHALLENGE; each third is assessed with letters and a head of LocalNR that were learned
-from the other two, and the synthetic pictures with what never saw their photographs. The temperature is fitted on
-people's scores alone: the embedded model was trained on distortions like the synthetic ones, and its letters are better
-there than on other pictures. Everything that is done lies in --work: the same command goes on after an interruption. It
-takes about three hours on two cores.
+People's scores are those of LIVE_CHALLENGE; each third is assessed with letters and a head of LocalNR that were
+learned from the other two, and the synthetic pictures with what never learned from their photographs. The temperature
+is fitted on people's scores alone: the embedded model was trained on distortions like the synthetic ones, and its
+letters are better there than on other pictures. Everything that is done lies in --work: the same command goes on after
+an interruption. It takes about three hours on two cores.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def say(text: str) -> None:
 
 
 def taught(args: argparse.Namespace, fold: int | None = None) -> Path:
-    """What the letters learned without a fold."""
+    """The state file of the letters that learned without the photographs of a fold, or from all."""
     work = args.work / "letters"
     state = work / letters.STATE.format("all" if fold is None else fold)
     without = () if fold is None else ("--fold", str(fold))
@@ -78,7 +78,7 @@ def copy_with(work: Path, name: str, head: dict[str, np.ndarray], state: Path) -
 
 
 def run(code: Path, *command: str | Path) -> None:
-    """A Python command of a copy of the program; what is done already is kept."""
+    """Runs a Python command in a copy of the program."""
     environment = os.environ | {"PYTHONPATH": str(code), "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, *command], check=True, env=environment, cwd=code)
 
@@ -151,7 +151,7 @@ def questions_run(code: Path, folders: Sequence[Path], work: Path) -> Path:
     return study(code, made / "manifest.csv", QUESTIONS, work / "run_questions")
 
 
-def said_of(questions: Path, date: str) -> str:
+def account_of(questions: Path, date: str) -> str:
     """What the sets of answers are calibrated on."""
     lines = (questions / "rows.jsonl").read_text(encoding="utf-8").splitlines()
     pictures = {json.loads(line)["sha256"] for line in lines}
@@ -199,7 +199,7 @@ def write_fit(people_runs: Sequence[Path], synthetic: Sequence[Path], questions:
         one_model=False,
     )
     assert everything.intervals is not None
-    said = said_of(questions, everything.intervals.date)
+    said = account_of(questions, everything.intervals.date)
     answers = tuple(revised(part, calibrated_on=said) for part in everything.intervals.questions)
     intervals = revised(everything.intervals, source=SOURCE, questions=answers)
     after = float(np.nanmean(misses(people_runs, temperature)))
