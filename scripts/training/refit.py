@@ -47,7 +47,6 @@ FOLDS, AT_ONCE = letters.FOLDS, 2
 EMBEDDED, TEMPERATURE = letters.EMBEDDED, "agentic_iqa_temperature"
 SOURCE = "people's scores of LIVE Challenge and synthetic distortions"
 HEAD = Path("agentic_iqa_local", "iqa_tools", "data", nr.PEOPLE.name)
-WORTH = 0.02  # of a lower temperature, at which a large photograph takes a fifth to two fifths more time
 LIVE_SCALE, LEVELS, QUESTIONS = ("0", "100"), ("1", "5"), ()
 
 
@@ -175,14 +174,13 @@ def misses(runs: Sequence[Path], temperature: float) -> np.ndarray:
 
 
 def temperature_of(runs: Sequence[Path], best: float) -> float:
-    """The letters' temperature: the highest, at which one look at a picture is enough, unless the best
-    one misses people's scores by a share of WORTH less."""
-    at_most, at_best = misses(runs, MOST_TEMPERATURE), misses(runs, best)
-    more = at_most - at_best
+    """The letters' temperature: the highest, at which one look at a picture is enough, unless people's
+    scores prefer the best one by more than a standard error (Breiman et al., 1984)."""
+    more = misses(runs, MOST_TEMPERATURE) - misses(runs, best)
     more = more[np.isfinite(more)]
     error = more.std(ddof=1) / np.sqrt(len(more))
     say(f"a temperature of {MOST_TEMPERATURE} misses by {more.mean():.5f} more, ± {error:.5f}")
-    return best if more.mean() > WORTH * np.nanmean(at_best) else MOST_TEMPERATURE
+    return best if more.mean() > error else MOST_TEMPERATURE
 
 
 def write_fit(people_runs: Sequence[Path], synthetic: Sequence[Path], questions: Path) -> Fit:
