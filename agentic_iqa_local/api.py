@@ -56,6 +56,17 @@ def _with_fit(settings: Settings, file: Path) -> Settings:
     return revised(settings, fusion=fusion, decisions=decisions)
 
 
+def _check_model(settings: Settings, backend: str) -> None:
+    """Raises VLMError where the folder of this backend's model lacks what its engine loads."""
+    from agentic_iqa_local.vlm_client.model_folder import find_gguf
+    from agentic_iqa_local.vlm_client.rendering import check_folder
+
+    folder, served = settings.folder(backend), settings.model(backend).server is not None
+    check_folder(folder, weights=backend.startswith(("transformers.", "vllm.")))
+    if backend.startswith("llamacpp.") and not served:
+        find_gguf(folder)
+
+
 class IQA:
     """Assesses pictures with one set-up.
 
@@ -83,10 +94,9 @@ class IQA:
         settings = choose_settings(chosen)
         from agentic_iqa_local.devices import choose_device
         from agentic_iqa_local.services import Services
-        from agentic_iqa_local.vlm_client.rendering import check_folder
 
         for backend in sorted(settings.backends):
-            check_folder(settings.folder(backend), weights=not backend.startswith("server."))
+            _check_model(settings, backend)
         self.pipeline: Pipeline = chosen.pipeline or "agent"
         self._compared_by: Pipeline = chosen.pipeline or "letters"
         self._services: Services | None = Services(settings, choose_device(chosen.gpu, chosen.cpu))

@@ -3,6 +3,7 @@ answers as transformers. tests/test_llamacpp_server.py has what other servers do
 
 import logging
 import os
+import shutil
 import signal
 import sys
 from unittest.mock import Mock
@@ -12,7 +13,7 @@ from conftest import EMBEDDED, ROOT
 from families import REVERSED, SCORING, TABLE, apart, build, load
 from PIL import Image
 
-from agentic_iqa_local.api import choose_settings
+from agentic_iqa_local.api import IQA, choose_settings
 from agentic_iqa_local.config import ModelSettings
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.nodes.prompts import (
@@ -39,8 +40,9 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.make_gguf import convert, window_pattern
 
-# The vision part's sums in float32 come in another order, through many layers: measured 9·10⁻⁴ at most
-FLOAT, EIGHT_BIT = 1e-3, 0.05  # nats
+# llama.cpp rounds the pixels of the first convolution to half precision. Of 36 photographs the one that differed most
+# did so by .0054, and by .0007 where transformers was given pixels of half precision too
+FLOAT, EIGHT_BIT = 0.01, 0.05  # nats
 SIZES = [(512, 512), (392, 280), (308, 420), (64, 64), (1000, 90), (800, 600)]
 
 
@@ -285,7 +287,7 @@ def test_the_doctor_compares_it_where_the_float_weights_lie(ours, folder):
     setup = Setup(choose_settings(engine="llamacpp"), cpu=True)
     setup.services = Services(setup.settings, "cpu", {"llamacpp.embedded": ours})
     finding = deep.plain_forward(setup)
-    assert (finding.status, "(bound 0.001)" in finding.found) == ("pass", True)
+    assert (finding.status, "(bound 0.01)" in finding.found) == ("pass", True)
     assert "passed its probe" in deep.probe(setup).found
     alone = Setup(choose_settings(engine="llamacpp", model=str(folder)), cpu=True)
     backend = alone.settings.summarizer.backend
@@ -294,6 +296,16 @@ def test_the_doctor_compares_it_where_the_float_weights_lie(ours, folder):
     assert files in checks.folder(alone, backend).found
     # 5.7 million weights of 4 bytes in each part
     assert checks.weight_bytes(alone, backend) == pytest.approx(4 * 2 * 5.7e6, rel=0.01)
+
+
+def test_a_folder_of_gguf_files_alone_from_python(folder, noisy_path, tmp_path):
+    options = {"engine": "llamacpp", "model": str(folder), "cpu": True, "pipeline": "letters"}
+    with IQA(**options) as iqa:
+        assert iqa(noisy_path).model["engine"].startswith("llama.cpp")
+    options["model"] = str(shutil.copytree(folder, tmp_path / "half"))
+    (tmp_path / "half" / "mmproj-embedded-f32.gguf").unlink()
+    with pytest.raises(VLMError, match=r"expected one mmproj\*\.gguf, got none"):
+        IQA(**options)
 
 
 def test_what_it_cannot_do_is_refused(folder, tmp_path, monkeypatch):

@@ -16,10 +16,10 @@ from agentic_iqa_local.state import LETTERS
 
 Letters = Mapping[str, float]  # log-probability of each letter, over the whole vocabulary
 
-# format → (nats of any letter, levels of the letters' own mean q), of others those of bfloat16;
-# float32 on a GPU counts as TF32, to which cuDNN rounds convolutions unless it is told not to
+# format → (nats of any letter, levels of the letters' own mean q), of others those of bfloat16.
+# float32 on a GPU counts as TF32, to which cuDNN rounds convolutions unless it is told not to, and
+# in llama.cpp too: it rounds the pixels of the first convolution to as many bits
 BOUNDS = {"float32": (1e-4, 1e-3), "TF32": (0.01, 0.01), "float16": (0.05, 0.03)}
-BOUNDS["llama.cpp float32"] = (1e-3, 1e-3)  # it approximates what transformers computes whole
 COARSEST = (0.25, 0.1)
 REMEDY = "do not compare scores of this set-up with others; report it with the versions above"
 SCORING = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
@@ -42,10 +42,9 @@ def compared(ours: list[Letters], theirs: list[Letters], about: Mapping[str, Any
     """Two readings of the same pictures, by the bound of the number format that a client computes
     in; it is the client that `about` describes. Quantised ones only warn."""
     number_format = about["dtype"]
-    if number_format == "float32" and about["device"].startswith("cuda"):
+    rounds = about["device"].startswith("cuda") or about["engine"].startswith("llama.cpp")
+    if number_format == "float32" and rounds:
         number_format = "TF32"
-    elif number_format == "float32" and about["engine"].startswith("llama.cpp"):
-        number_format = "llama.cpp float32"
     most_nats, most_levels = BOUNDS.get(number_format, COARSEST)
     nats = levels = 0.0
     for a, b in zip(ours, theirs, strict=True):

@@ -256,7 +256,7 @@ def plan_of(query: dict) -> PlannerOutput:
         query_type=kind,
         query_scope=scope,
         distortion_source=source,
-        distortions=dict.fromkeys(objects, query["types"]) if "types" in query else None,
+        distortions={name: query["types"] for name in objects} if "types" in query else None,
         reference_mode="Full-Reference" if query.get("reference") else "No-Reference",
         required_tool=tool,
         plan=derive_flags(kind, scope, source, tool),
@@ -374,6 +374,9 @@ def letters_of(levels: np.ndarray, spread: np.ndarray | float) -> torch.Tensor:
 class Restricted(torch.nn.Module):
     """A weight, out×in, that changes only along `directions`, in×k."""
 
+    before: torch.Tensor
+    directions: torch.Tensor
+
     def __init__(self, weight: torch.Tensor, directions: torch.Tensor) -> None:
         super().__init__()
         self.register_buffer("before", weight.detach().clone())
@@ -461,7 +464,7 @@ class Upper(torch.nn.Module):
             few = int((energy.cumsum(0) <= FREE * energy.sum()).sum())
             restricted = Restricted(part.weight, directions[:, :few].float())
             register_parametrization(part, "weight", restricted)
-            part.parametrizations.weight.original.requires_grad_(True)
+            part.get_parameter("parametrizations.weight.original").requires_grad_(True)
 
 
 def levels_of(upper: Upper, passes: Sequence[Pass]) -> np.ndarray:
