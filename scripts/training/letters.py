@@ -250,13 +250,14 @@ def plan_of(query: dict) -> PlannerOutput:
     other, tool = query.get("other", False), query.get("tool")
     kind = "Other" if other else "IQA"
     scope = query.get("regions", "Global")
-    source = "Explicit" if "types" in query else "Inferred"
+    types: list[str] = query.get("types", [])
+    source = "Explicit" if types else "Inferred"
     objects = ["Global"] if scope == "Global" else scope
     return PlannerOutput(
         query_type=kind,
         query_scope=scope,
         distortion_source=source,
-        distortions={name: query["types"] for name in objects} if "types" in query else None,
+        distortions=dict.fromkeys(objects, types) if types else None,
         reference_mode="Full-Reference" if query.get("reference") else "No-Reference",
         required_tool=tool,
         plan=derive_flags(kind, scope, source, tool),
