@@ -30,6 +30,7 @@ from agentic_iqa_local.nodes.query import (
     distortions_in,
     named_metrics,
     region_in,
+    speaks_of_reference,
 )
 from agentic_iqa_local.output.report import account, headline
 from agentic_iqa_local.services import Services
@@ -118,6 +119,21 @@ def test_a_question_about_damage_is_one_about_quality(query, about):
 def test_a_question_what_to_do_is_told_from_one_about_quality(query, wanted):
     assert asks_for_advice(query) is wanted
     assert asks_about_damage(query) is wanted
+
+
+@pytest.mark.parametrize(("query", "wanted"), QUERIES["of an original"].items())
+def test_a_query_that_speaks_of_an_original(query, wanted):
+    assert speaks_of_reference(query) is wanted
+
+
+def test_an_original_that_was_not_given_is_missed(noisy_path, services):
+    query, said = "How far is it from the original?", "none was given (assess takes --reference)"
+    alone, beside = (
+        assess(noisy_path, query=query, services=services, reference=reference)
+        for reference in (None, noisy_path)
+    )
+    assert said in " ".join(alone.warnings)
+    assert said not in " ".join(beside.warnings)
 
 
 @pytest.fixture(scope="module")
