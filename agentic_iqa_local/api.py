@@ -61,9 +61,9 @@ def _check_model(settings: Settings, backend: str) -> None:
     from agentic_iqa_local.vlm_client.model_folder import find_gguf
     from agentic_iqa_local.vlm_client.rendering import check_folder
 
-    folder, served = settings.folder(backend), settings.model(backend).server is not None
-    check_folder(folder, weights=backend.startswith(("transformers.", "vllm.")))
-    if backend.startswith("llamacpp.") and not served:
+    folder, weights = settings.folder(backend), settings.weights(backend)
+    check_folder(folder, weights=weights == "safetensors")
+    if weights == "GGUF":
         find_gguf(folder)
 
 

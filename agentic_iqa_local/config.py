@@ -377,6 +377,15 @@ class Settings(Section):
         settings = self.models.get(backend.partition(".")[2], usual)
         return revised(settings, path=str(self.folder(backend)))
 
+    def weights(self, backend: str) -> Literal["safetensors", "GGUF"] | None:
+        """The format of the weights that a backend loads from its folder; None where a server of the
+        user's has them."""
+        engine = backend.partition(".")[0]
+        if engine in ("transformers", "vllm"):
+            return "safetensors"
+        is_own = engine == "llamacpp" and self.model(backend).server is None
+        return "GGUF" if is_own else None
+
 
 def fitted(settings: Settings, client: Any = None) -> Settings:
     """The settings with the letters' temperature as a number: where they say auto, what the `client` or

@@ -126,11 +126,12 @@ def test_a_query_that_speaks_of_an_original(query, wanted):
     assert speaks_of_reference(query) is wanted
 
 
-def test_an_original_that_was_not_given_is_missed(noisy_path, services):
+@pytest.mark.parametrize("pipeline", ["agent", "letters"])
+def test_an_original_that_was_not_given_is_missed(pipeline, noisy_path, services):
     query, said = "How far is it from the original?", "none was given (assess takes --reference)"
+    how = {"query": query, "services": services, "pipeline": pipeline}
     alone, beside = (
-        assess(noisy_path, query=query, services=services, reference=reference)
-        for reference in (None, noisy_path)
+        assess(noisy_path, reference=reference, **how) for reference in (None, noisy_path)
     )
     assert said in " ".join(alone.warnings)
     assert said not in " ".join(beside.warnings)

@@ -23,7 +23,7 @@ from agentic_iqa_local.judgement.quality_map import mapped
 from agentic_iqa_local.nodes.evidence import votes
 from agentic_iqa_local.nodes.letter_reading import ROLE, read_and_fuse, read_choices
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, summarizer_prompt
-from agentic_iqa_local.nodes.query import named_metrics
+from agentic_iqa_local.nodes.query import named_metrics, speaks_of_reference
 from agentic_iqa_local.nodes.reasoning import without_words
 from agentic_iqa_local.nodes.regions import unplaced
 from agentic_iqa_local.nodes.tool_runs import decide_votes, measure
@@ -44,6 +44,10 @@ from agentic_iqa_local.vlm_client import SeenImage, VLMError
 UNLIKE_PHOTOGRAPH = (
     "the content is unlike a photograph (a screenshot, drawing, chart or code): LocalNR and NIQE know"
     " photographs alone, so that q says little; a reference would help"
+)
+NO_REFERENCE = (
+    "the query speaks of an original, and none was given (assess takes --reference): the picture is"
+    " judged by itself"
 )
 # the fields of a Summarizer's result that a row has too
 ANSWERED = ("fusion", "final_answer", "quality_reasoning", "need_replan", "error")
@@ -192,6 +196,8 @@ def _answer(row: Assessment, state: AgenticIQAState, bench: Workbench, map: bool
     bench.wants_more = sureness.wants_more
     if sureness.unlike_photograph:
         bench.warn(UNLIKE_PHOTOGRAPH)
+    if speaks_of_reference(row.query) and not bench.pictures.has_reference:
+        bench.warn(NO_REFERENCE)
     try:
         if row.pipeline == "letters":
             _read_once(row, bench)

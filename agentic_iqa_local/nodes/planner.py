@@ -23,7 +23,6 @@ from agentic_iqa_local.nodes.query import (
     distortions_in,
     named_metrics,
     region_in,
-    speaks_of_reference,
 )
 from agentic_iqa_local.nodes.regions import ROLE, found_boxes, placed, with_boxes
 from agentic_iqa_local.nodes.replanning import gaps_to_close
@@ -186,7 +185,6 @@ def _planned(state: AgenticIQAState, bench: Workbench) -> dict[str, Any]:
     boxes = boxes_of(state.get("box"))
     if not gaps:  # a replan has the boxes of the first pass
         boxes = _located(made, boxes, state, bench)
-        _warn_without_reference(query, has_reference, bench)
     plan = correct_plan(made, query, has_reference, before, choices, boxes)
     lines = corrections(made, plan)
     if lines:
@@ -198,12 +196,6 @@ def _planned(state: AgenticIQAState, bench: Workbench) -> dict[str, Any]:
     if boxes:
         changes["box"] = box_text(boxes)
     return changes
-
-
-def _warn_without_reference(query: str, has_reference: bool, bench: Workbench) -> None:
-    if speaks_of_reference(query) and not has_reference:
-        said = "the query speaks of an original, and none was given (assess takes --reference)"
-        bench.warn(f"{said}: the picture is judged by itself")
 
 
 def _located(

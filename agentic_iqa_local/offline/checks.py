@@ -76,15 +76,9 @@ class Setup:
         """A model's processor and templates (a `Renderer`), without its weights."""
         from agentic_iqa_local.vlm_client.rendering import Renderer
 
-        engine, _, name = backend.partition(".")
-        safetensors = engine in ("transformers", "vllm")
+        name = backend.partition(".")[2]
+        safetensors = self.settings.weights(backend) == "safetensors"
         return Renderer(name, self.settings.model(backend), weights=safetensors)
-
-    def is_elsewhere(self, backend: str) -> bool:
-        """Whether a server of the user's has the model's weights."""
-        engine = backend.partition(".")[0]
-        own = engine == "llamacpp" and self.settings.model(backend).server is None
-        return engine in ("server", "llamacpp") and not own
 
 
 @cache
@@ -157,9 +151,10 @@ def folder(setup: Setup, backend: str) -> Finding:
     whole?"""
     renderer = setup.renderer(backend)
     found = f"{renderer.folder}: {renderer.config.model_type}"
-    if setup.is_elsewhere(backend):
+    kind = setup.settings.weights(backend)
+    if kind is None:
         return Finding("pass", f"{found}, its processor (the weights are the server's)")
-    if backend.startswith("llamacpp."):
+    if kind == "GGUF":
         files = find_gguf(renderer.folder)
         size = weight_bytes(setup, backend) / 1e9
         return Finding("pass", f"{found}, {files.text.name}, {files.vision.name} ({size:.2f} GB)")
@@ -178,7 +173,7 @@ def memory(setup: Setup) -> Finding:
     for backend in setup.settings.backends:
         settings = setup.settings.model(backend)
         tools = max(tools, settings.left_for_tools_gib)
-        if setup.is_elsewhere(backend):
+        if setup.settings.weights(backend) is None:
             continue
         weights = weight_bytes(setup, backend)
         models += weights
@@ -203,7 +198,7 @@ def weight_bytes(setup: Setup, backend: str) -> float:
     """Bytes of a model's weights once loaded. A folder that is quantised already, and GGUF files,
     are counted as they lie on disk."""
     settings, renderer = setup.settings.model(backend), setup.renderer(backend)
-    if backend.startswith("llamacpp."):
+    if setup.settings.weights(backend) == "GGUF":
         return sum(file.stat().st_size for file in renderer.folder.glob("*.gguf"))
     weights = read_weights(renderer.folder)
     if hasattr(renderer.config, "quantization_config"):
