@@ -25,6 +25,7 @@ from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.nodes.query import (
     asks_about_damage,
     asks_for_advice,
+    asks_for_rating,
     asks_where,
     choices_in,
     distortions_in,
@@ -69,6 +70,7 @@ def test_200_plans_that_a_person_wrote_follow_from_the_queries():
             assert set(distortions_in(query)) == written, query
         else:
             assert not asks_about_damage(query), query
+            assert not asks_for_rating(query), query
 
 
 @pytest.mark.parametrize(("query", "names"), QUERIES["metrics"].items())
@@ -119,6 +121,15 @@ def test_a_question_about_damage_is_one_about_quality(query, about):
 def test_a_question_what_to_do_is_told_from_one_about_quality(query, wanted):
     assert asks_for_advice(query) is wanted
     assert asks_about_damage(query) is wanted
+
+
+@pytest.mark.parametrize(("query", "wanted"), QUERIES["for a rating"].items())
+def test_a_query_for_a_rating_is_about_quality(query, wanted):
+    assert asks_for_rating(query) is wanted
+    other = PlannerOutput.model_validate(
+        rows("planner_queries.jsonl")[0]["plan"] | {"query_type": "Other"}
+    )
+    assert (correct_plan(other, query, False).query_type == "IQA") is wanted
 
 
 @pytest.mark.parametrize(("query", "wanted"), QUERIES["of an original"].items())

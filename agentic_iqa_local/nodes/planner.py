@@ -20,6 +20,7 @@ from agentic_iqa_local.nodes.measured_answers import families_named
 from agentic_iqa_local.nodes.prompts import earlier_lines, planner_prompt
 from agentic_iqa_local.nodes.query import (
     asks_about_damage,
+    asks_for_rating,
     distortions_in,
     named_metrics,
     region_in,
@@ -116,10 +117,11 @@ def correct_plan(
 def is_about_quality(
     plans: Sequence[PlannerOutput], query: str, has_reference: bool, choices: Sequence[str]
 ) -> bool:
-    """Whether a model planned so, or the query or the choices name a tool or a distortion."""
+    """Whether a model planned so, the query wants a rating, or it or the choices name a tool or a
+    distortion."""
     planned = any(plan.query_type == "IQA" for plan in plans)
     named = named_metrics(query, has_reference) or asks_about_damage(query)
-    return bool(planned or named or families_named(choices))
+    return bool(planned or named or asks_for_rating(query) or families_named(choices))
 
 
 def _regions(

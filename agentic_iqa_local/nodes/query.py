@@ -101,11 +101,13 @@ def _without_metrics(query: str) -> str:
 
 _FAMILIES = {kind: "|".join(words) for kind, words in WORDS["distortions"].items()}
 _NAMED = pattern([f"(?P<{kind.replace(' ', '_')}>{words})" for kind, words in _FAMILIES.items()])
-_DAMAGE, _ANY, _WORSE, _VIRTUE, _ABSENCE, _OPEN, _LEFT_OUT, _ADVICE, _REASON, _REFERENCE = (
+(
+    _DAMAGE, _ANY, _WORSE, _VIRTUE, _ABSENCE, _OPEN, _LEFT_OUT, _ADVICE, _REASON, _RATING, _REFERENCE,
+) = (
     pattern(WORDS[name])
     for name in (
         "damage", "any_distortion", "worse", "virtue", "absence", "open_question", "left_out",
-        "advice", "reason", "reference",
+        "advice", "reason", "rating", "reference",
     )
 )  # fmt: skip
 
@@ -132,6 +134,11 @@ def asks_about_damage(query: str) -> bool:
 def asks_for_advice(query: str) -> bool:
     """Whether a query wants to know what to do about a picture."""
     return bool(_ADVICE.search(asked_about(query)))
+
+
+def asks_for_rating(query: str) -> bool:
+    """Whether a query wants a score to be given."""
+    return bool(_RATING.search(asked_about(query)))
 
 
 def speaks_of_reference(query: str) -> bool:
